@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +152,49 @@ def test_a_profile_of_another_replica_that_does_not_fit_is_looked_into_later(
     assert events(caplog).count("profile-measured") == 1
     assert second.profile.provisional == "batches took 2 × what another replica measured"
     assert second.config.parameters[PROVISIONAL] == second.profile.provisional
+
+
+def test_what_another_replica_says_is_believed_only_if_it_can_be(
+    shop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever can write to the shared place could else keep a model from loading, or start thousands of
+    threads."""
+    shop.shared = f"file:{tmp_path / 'volume'}"
+    honest = shop.prepare()
+    (file,) = (tmp_path / "volume" / "profiles").iterdir()
+    whole = json.loads(file.read_bytes())
+    for number, (what, lie) in enumerate(
+        (
+            ("layout", {"is": "Layout", "instances": 256, "threads": 16}),
+            ("layout", {"is": "Layout", "instances": 1, "threads": 3}),
+            ("measured", slower(whole["profile"]["measured"], 1000.0)),
+            ("measured", slower(whole["profile"]["measured"], 1e-3)),
+            ("layout_reason", "\x1b[2J"),
+            ("memory", {"is": "RunMemory", "measuring": 0, "service": 1 << 60}),
+        )
+    ):
+        file.write_text(json.dumps(whole | {"profile": whole["profile"] | {what: lie}}))
+        shop.cache = f"cache-{number}"
+        del shop.loads[:]
+        ready = shop.prepare()
+        assert (ready.profile.layout, ready.curve.points) == (honest.profile.layout, honest.curve.points)
+        assert len(shop.loads) < 10
+        assert "Another replica" not in " ".join(ready.choices), what
+    assert caplog.text.count("profile-implausible") == 2
+    assert caplog.text.count("profile-unreadable") == 2
+
+
+def test_nothing_is_rejected_for_what_a_file_says(shop: Workshop) -> None:
+    shop.factor = 100.0
+    with pytest.raises(ConfigError, match="cannot be met"):
+        shop.prepare()
+    shop.factor = 1.0
+    assert "was used again" not in " ".join(shop.prepare().choices)
+
+
+def slower(measured: dict[str, Any], factor: float) -> dict[str, Any]:
+    points = [point | {"seconds": point["seconds"] * factor} for point in measured["points"]]
+    return measured | {"points": points}
 
 
 @pytest.mark.parametrize("shared", ["file:/proc/nowhere", "redis://127.0.0.1:1", "nosuch://place"])

@@ -14,7 +14,7 @@ from carpool.config.backend_kinds import kinds
 from carpool.core.curve import BatchCurve
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Profile, best_piece, choices, read_profile
+from carpool.engine.profile.model_profile import Profile, StartTimes, best_piece, choices, read_profile
 from carpool.engine.profile.run_memory import MUCH_MEMORY, RunMemory
 from carpool.link.typed_json import as_json
 
@@ -52,6 +52,10 @@ def test_times_that_cannot_be_right_are_not_read(points: tuple[Point, ...]) -> N
         {"measured": {"points": 7}},
         {"measured_at": 3},
         {"colour": "red"},
+        {"layout_reason": "\x1b]0;title\x07"},
+        {"measured_at": "x" * 30_000},
+        {"memory": as_json(RunMemory(0, 1 << 60))},
+        {"started": as_json(StartTimes(float("inf")))},
     ],
 )
 def test_what_cannot_be_right_is_not_read(change: dict[str, Any]) -> None:

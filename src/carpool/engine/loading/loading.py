@@ -49,6 +49,7 @@ from carpool.engine.profile.instance_layout import (
     close_all,
     closed_if_it_fails,
     instance_count,
+    is_possible,
     places,
     usual_on_gpus,
 )
@@ -135,6 +136,7 @@ def _weights_for(config: ModelConfig) -> tuple[object, ...]:
 
 
 _CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
+_SURELY_FALSE = 10.0  # no replica on the same hardware can have measured what is off by this factor
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
 ReportStep = Callable[[str], None]
@@ -225,12 +227,21 @@ class Loading:
             self.compiled = self._find_compiled()
             if kept is None and self.compiled is not None:
                 kept = self.compiled.profile
+        kept = None if kept is None else self._believed(kept)
         found = None if kept is None else self._reuse(kept, tell)
         if found is None:
             found = self._measure(tell, None if kept is None else kept.layout)
             self.keep(found[1])
         give_back_all(found[0])
         return self._ready(*found)
+
+    def _believed(self, kept: Profile) -> Profile | None:
+        """Returns the profile, unless its layout cannot have been chosen on this machine."""
+        self._place()
+        if is_possible(kept.layout, self._config, usable_cores(), len(self._gpus)):
+            return kept
+        log.warning("profile-implausible", model=self._config.name, layout=str(kept.layout))
+        return None
 
     def keep(self, profile: Profile) -> None:
         """Keeps a profile for the next start."""
@@ -400,6 +411,9 @@ class Loading:
         second look."""
         model = self._config.name
         curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
+        too_slow = curve.times[1] > self._slo
+        if too_slow and not self._config.slo_may_grow:  # nothing is rejected for what a file says
+            return None
         promised = promised_batch(curve, self._slo) or 1
         wanted = {1, promised if curve.times[promised] < _CHECKED_S else 1}
         opened = self.open(kept.layout, tell)
@@ -417,7 +431,7 @@ class Loading:
             log.warning("profile-outdated", model=model, error=error.message)
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
-        if kept.elsewhere:
+        if kept.elsewhere and max(off, 1 / off) <= (_STILL_TRUE if too_slow else _SURELY_FALSE):
             return opened, _as_elsewhere(kept, off), curve
         if kept.provisional and not busy.why:
             log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)

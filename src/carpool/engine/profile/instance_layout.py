@@ -371,6 +371,21 @@ def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
     return found
 
 
+def is_possible(layout: Layout, config: ModelConfig, cores: int, gpus: int) -> bool:
+    """Returns whether this layout can have been chosen here, for so many places on GPUs: what a file says may
+    be anything, and each instance takes memory and threads."""
+    count, given = instance_count(config), any(group.given for group in config.instances)
+    if gpus:
+        most = gpus if given else _MOST_STREAMS * gpus
+        return layout.instances <= most and layout.threads == 1
+    told = config.onnxruntime.intra_op_threads or backends.default_threads(count, cores)
+    return (
+        layout.instances <= (count if given else max(count, cores))
+        and layout.threads <= max(cores, told)
+        and layout.instances * layout.threads <= max(cores, count * told)
+    )
+
+
 def choose_on_cpu(
     config: ModelConfig, cores: int, trying: Trying, tell: Callable[[str], None] = lambda _: None
 ) -> Chosen:

@@ -95,6 +95,7 @@ def _rounded_up(seconds: float) -> float:
 
 
 _MOST_COUNT = 1 << 20
+_MOST_POINTS, _MOST_SECONDS, _MOST_MEMORY, _MOST_TEXT = 512, 1e7, 1 << 50, 20_000
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 _ABOUT_AS_CHEAP = 1.03  # per image: so much dearer a piece may be where it spares much memory
 
@@ -139,12 +140,27 @@ def read_profile(document: object) -> Profile:
         profile.layout.threads,
         *(p.size for p in profile.points + profile.compiled),
     ]
-    if not all(1 <= count <= _MOST_COUNT for count in counts):
+    if not all(1 <= count <= _MOST_COUNT for count in counts) or len(counts) > _MOST_POINTS:
         raise ValueError("a count that cannot be")
+    _check_rest(profile)
     BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
     if profile.compiled:
         BatchCurve.measured([(point.size, point.seconds) for point in profile.compiled])
     return profile
+
+
+def _check_rest(profile: Profile) -> None:
+    """Looks at what is shown and counted: who can write a profile is not trusted with a terminal, either."""
+    measured, memory, started = profile.measured, profile.memory, profile.started
+    times = [point.seconds for point in profile.points + profile.compiled]
+    times += [point.spread for point in profile.points + profile.compiled]
+    if not all(0 <= seconds <= _MOST_SECONDS for seconds in (*times, started.ready_s, started.full_speed_s)):
+        raise ValueError("a time that cannot be")
+    if not all(0 <= count <= _MOST_MEMORY for count in (memory.measuring, memory.service)):
+        raise ValueError("an amount of memory that cannot be")
+    said = (measured.ended, measured.provisional, profile.layout_reason, profile.measured_at, profile.reused)
+    if sum(map(len, said)) > _MOST_TEXT or not all(c.isprintable() or c in "\n\t" for c in "".join(said)):
+        raise ValueError("a text that cannot be")
 
 
 def best_piece(curve: BatchCurve, kind: BackendKind, memory: int = 0) -> int:
