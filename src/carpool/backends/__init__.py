@@ -51,7 +51,10 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
     """Returns what the model file says about its tensors, without making an instance."""
-    return _home(config, version).read_signature(config, version)
+    from carpool.config.onnx_outputs import as_declared
+
+    found = _home(config, version).read_signature(config, version)
+    return as_declared(found, version.file, frozenset(tensor.name for tensor in config.outputs))
 
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
