@@ -327,14 +327,14 @@ def test_over_grpc_what_is_read_for_nobody_is_freed(
     by_grpc: over_grpc.FrontEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compressed messages that wait are asked for in grpc/test_inflater.py."""
-    begun, go_on, real = threading.Semaphore(0), threading.Event(), infer_messages.parse_whole
+    begun, go_on, real = threading.Semaphore(0), threading.Event(), infer_messages.take_apart_whole
 
     def held(*given: Any) -> Any:
         begun.release()
         assert go_on.wait(60)
         return real(*given)
 
-    monkeypatch.setattr(infer_messages, "parse_whole", held)
+    monkeypatch.setattr(infer_messages, "take_apart_whole", held)
     with over_grpc.channel(by_grpc) as connected, nothing_is_kept():
         call = connected.unary_unary(over_grpc.SERVICE + "ModelInfer")
         calls = [call.future(ZEROS) for _ in range(2)]  # as many as there are threads

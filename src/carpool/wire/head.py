@@ -18,6 +18,7 @@ from carpool.types import DATATYPES, Datatype, RequestedOutput, RequestOptions, 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_TENSORS = 1024
+MAX_PARAMETERS = 1024  # of a request, an input or an output
 MAX_RANK = 32  # numpy 1.x allows no more
 MAX_ELEMENTS = 2**40
 MAX_JSON_VALUES = 4_000_000  # by its commas
@@ -304,7 +305,13 @@ def read_object(value: Any, field: str) -> dict[str, Any]:
         return _NO_PARAMETERS
     if type(value) is not dict:
         raise wrong(field, "must be a JSON object")
+    if len(value) > MAX_PARAMETERS:
+        raise too_many_parameters(field)
     return value
+
+
+def too_many_parameters(field: str) -> InvalidInput:
+    return wrong(field, f"may hold at most {MAX_PARAMETERS:,} parameters")
 
 
 def read_source(value: Any, field: str) -> str:

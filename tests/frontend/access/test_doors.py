@@ -150,6 +150,22 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_taken(tmp_path: P
     assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_two_keys_are_none_whichever_comes_first(guard: Guard, tmp_path: Path) -> None:
+    """A proxy in front may have looked at the other one."""
+    with (
+        grpc_front_end(api_key_file=api_keys(tmp_path)) as front,
+        grpc.insecure_channel(front.url) as channel,
+    ):
+        for keys in ((ALICE, "unknown"), ("unknown", ALICE), (ALICE, BOB), ("", ALICE), (ALICE, ALICE)):
+            metadata = [("x-api-key", key) for key in keys]
+            code = _code(channel, f"{SERVICE}/ServerMetadata", metadata)
+            assert code is grpc.StatusCode.UNAUTHENTICATED, keys
+    with front_end(guard=guard) as front, front.connect() as client:
+        for first, second in ((ALICE, "unknown"), ("unknown", ALICE), (ALICE, ALICE)):
+            fields = f"X-Api-Key: {first}\r\nX-Api-Key: {second}\r\n".encode()
+            assert client.get("/v2", fields).status == 401
+
+
 def test_a_key_for_some_models(guard: Guard, tmp_path: Path) -> None:
     with front_end(guard=guard) as front, front.connect() as client:
         assert infer(client, "image", image_body(), bearer(BOB)).status == 200

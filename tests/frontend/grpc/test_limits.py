@@ -27,10 +27,10 @@ def catalog(*models: FakeModel) -> Catalog:
 
 
 def test_the_longest_message_is_what_some_model_takes() -> None:
-    small, large = image_model("small"), echo("large", Datatype.FP32, (3, 224, 224), max_batch=32)
+    small, large = image_model("small"), echo("large", Datatype.FP32, (3, 224, 224), max_batch=64)
     assert largest_message(Catalog(), SETTINGS) == 4 << 20
     assert largest_message(catalog(small), SETTINGS) == 4 << 20
-    assert largest_message(catalog(echo("one", Datatype.FP32, (200_000,), max_batch=0)), SETTINGS) == 8 << 20
+    assert largest_message(catalog(echo("one", Datatype.FP32, (600_000,), max_batch=0)), SETTINGS) == 8 << 20
     everything = SETTINGS.max_body_bytes + SETTINGS.max_header_bytes
     for other in (large, echo("any", Datatype.UINT8), echo("text", Datatype.BYTES, (1,)), classifier()):
         assert largest_message(catalog(small, other), SETTINGS) == everything
@@ -81,7 +81,7 @@ def test_no_call_fails_while_larger_messages_come_to_be_allowed() -> None:
         clients = [threading.Thread(target=ask_again_and_again, daemon=True) for _ in range(4)]
         for client in clients:
             client.start()
-        for elements in (200_000, 400_000, 800_000):
+        for elements in (800_000, 1_600_000, 3_200_000):
             before, calls = front.server.service.largest_message, len(front.door.calls)
             renew(front, image, echo("later", Datatype.FP32, (elements,), max_batch=0))
             assert front.server.service.largest_message > before
@@ -98,6 +98,38 @@ def test_no_call_fails_while_larger_messages_come_to_be_allowed() -> None:
         renew(front, image, echo("later", Datatype.UINT8))
         front.run(call.finish)
         assert pb.ModelInferResponse.FromString(waiting.result()).model_name == "image"
+
+
+def test_calls_that_bring_no_tensors_bring_few_fields() -> None:
+    """What comes of them is counted before a parser makes an object of each."""
+    setting = pb.TraceSettingRequest()
+    setting.settings["trace_rate"].value.extend([""] * 20_000)
+    load = pb.RepositoryModelLoadRequest(model_name="m")
+    for number in range(1100):
+        load.parameters[f"file:{number}"].bytes_param = b"x"
+    value = b"\x12\x28" + b"\x28\x01" * 20  # unknown fields, in the value of a parameter
+    longer = b"\x1a" + bytes([len(value)]) + value
+    with front_end() as front, channel(front) as connected:
+        for method, message, said in (
+            ("TraceSetting", setting.SerializeToString(), "at most 16,384 bytes"),
+            ("RepositoryIndex", b"\x18\x01" * 10_000, "at most 16,384 bytes"),
+            ("SystemSharedMemoryRegister", b"\x0a\x00" * 10_000, "at most 16,384 bytes"),
+            ("LogSettings", b"\x0a\x00" * 10_000, "at most 16,384 bytes"),
+            ("RepositoryModelLoad", load.SerializeToString(), "more than 1,040 fields"),
+            ("RepositoryModelLoad", b"\x12\x01m" + longer, "more than 16 fields"),
+        ):
+            code, sentence, metadata = refusal(lambda: send(connected, message, method))  # noqa: B023
+            assert (code, metadata["carpool-field"]) == (Code.INVALID_ARGUMENT, "body"), method
+            assert said in sentence
+        code, sentence, _ = refusal(
+            lambda: connected.unary_unary("/grpc.health.v1.Health/Check")(bytes(20_000), timeout=30)
+        )
+        assert (code, sentence) == (
+            Code.INVALID_ARGUMENT,
+            "the message of Health may have at most 16,384 bytes",
+        )
+        index = pb.RepositoryIndexResponse.FromString(send(connected, b"", "RepositoryIndex"))
+        assert index.models
 
 
 def test_metadata_ends_where_the_documentation_says() -> None:

@@ -1,14 +1,26 @@
-"""Taking a request apart by hand gives what a real parser gives."""
+"""Taking a request apart by hand gives what a real parser gives, and makes no more of it than is needed."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from carpool.errors import InvalidInput
-from carpool.frontend.grpc.infer_messages import Families, Family, Parts, parse_whole, take_apart
+from carpool.errors import InvalidInput, TooLarge
+from carpool.frontend.grpc.infer_messages import (
+    LONGEST_REST,
+    Families,
+    Family,
+    Parts,
+    read_family,
+    read_request,
+    take_apart,
+    take_apart_whole,
+)
 from carpool.types import RequestOptions
 from carpool.wire.v2 import RequestHead
 
@@ -29,6 +41,19 @@ def requests(draw: st.DrawFn) -> bytes:
     sizes = st.sampled_from([0, 1, 127, 128, 129, 16383, 16384, 2**21, 70_000])
     request.raw_input_contents.extend(bytes(draw(sizes)) for _ in range(draw(st.integers(0, 3))))
     return bytes(request.SerializeToString())
+
+
+def parse_whole(message: bytes) -> Parts:
+    """Does the same with a real parser, which makes an object of everything."""
+    try:
+        request = pb.ModelInferRequest.FromString(message)
+    except DecodeError:
+        raise InvalidInput("no request") from None
+    contents, request_id = list(request.raw_input_contents), request.id.encode()
+    request.ClearField("raw_input_contents")
+    request.ClearField("id")
+    request.DiscardUnknownFields()
+    return Parts(request.SerializeToString(deterministic=True), request_id, contents)
 
 
 def same(parts: Parts, other: Parts) -> bool:
@@ -82,8 +107,15 @@ def test_a_message_that_ends_early_is_not_taken_apart_wrongly(message: bytes, da
     ],
     ids=lambda message: message[:12].hex(),
 )
-def test_what_is_unusual_is_left_to_the_parser(message: bytes) -> None:
+def test_what_is_unusual_takes_a_closer_look(message: bytes) -> None:
     assert take_apart(message) is None
+    try:
+        parsed = parse_whole(message)
+    except InvalidInput:
+        with pytest.raises(InvalidInput):
+            take_apart_whole(message)
+    else:
+        assert same(take_apart_whole(message), parsed)
 
 
 def test_the_last_id_counts_as_the_protocol_says() -> None:
@@ -92,10 +124,132 @@ def test_the_last_id_counts_as_the_protocol_says() -> None:
     assert parts.id == b"b" == parse_whole(b"\x1a\x01a\x1a\x01b").id
 
 
-def test_unknown_fields_are_dropped_by_the_parser() -> None:
-    request = pb.ModelInferRequest(model_name="m", id="i")
-    parts = parse_whole(request.SerializeToString() + b"\xa2\x06\x03abc")
-    assert parts == Parts(b"\x0a\x01m", b"i", [])
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        b"\xa2\x06\x03abc",
+        b"\x08\x01",
+        b"\x0d1234",
+        b"\x3912345678",
+        b"\x13\x0a\x01x\x1b\x1c\x14",
+        b"\x8a\x00\x01m",
+    ],
+    ids=["bytes", "varint", "four", "eight", "groups", "long-tag"],
+)
+def test_what_a_parser_drops_is_dropped(unknown: bytes) -> None:
+    message = pb.ModelInferRequest(model_name="m", id="i").SerializeToString() + unknown
+    parts = take_apart_whole(message)
+    assert same(parts, parse_whole(message))
+    assert (parts.id, parts.contents) == (b"i", [])
+
+
+# ── typed contents ──
+
+
+_VALUES = {
+    "bool_contents": st.booleans(),
+    "int_contents": st.integers(-(2**31), 2**31 - 1),
+    "int64_contents": st.integers(-(2**63), 2**63 - 1),
+    "uint_contents": st.integers(0, 2**32 - 1),
+    "uint64_contents": st.integers(0, 2**64 - 1),
+    "fp32_contents": st.floats(width=32),
+    "fp64_contents": st.floats(),
+    "bytes_contents": st.binary(max_size=200),
+}
+
+
+@st.composite
+def typed_requests(draw: st.DrawFn) -> bytes:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=draw(st.lists(st.binary(max_size=9))))
+    for name in draw(st.lists(texts, max_size=3)):
+        given = request.inputs.add(name=name, datatype="FP32", shape=[1])
+        if draw(st.booleans()):
+            given.contents.SetInParent()
+        for field in draw(st.sets(st.sampled_from(sorted(_VALUES)), max_size=2)):
+            getattr(given.contents, field).extend(draw(st.lists(_VALUES[field], max_size=5)))
+    return bytes(request.SerializeToString())
+
+
+@given(typed_requests(), st.data())
+def test_typed_contents_are_taken_out_and_everything_else_stays(message: bytes, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(message)))
+    for one in (message, message + message, message[:cut]):
+        try:
+            request = pb.ModelInferRequest.FromString(one)
+        except DecodeError:
+            continue
+        read, typed = read_request(take_apart_whole(one))
+        assert len(typed) == len(request.inputs) == len(read.inputs)
+        for contents, whole, rest in zip(typed, request.inputs, read.inputs, strict=True):
+            assert (contents is not None) == whole.HasField("contents")
+            assert not rest.HasField("contents")
+            assert (rest.name, rest.datatype, list(rest.shape)) == (
+                whole.name,
+                whole.datatype,
+                list(whole.shape),
+            )
+            merged = pb.InferTensorContents.FromString(b"".join(contents or ()))
+            assert merged == whole.contents
+
+
+@given(st.binary(max_size=200) | st.builds(lambda a, b: a[: len(a) // 2] + b, typed_requests(), st.binary()))
+def test_any_bytes_are_a_request_or_an_error(message: bytes) -> None:
+    try:
+        parts = take_apart_whole(message)
+        request, typed = read_request(parts)
+        read_family(request, parts.contents, typed)
+    except InvalidInput:
+        pass
+
+
+@pytest.mark.parametrize(
+    "repeated", [b"\x3a\x00", b"\x2a\x00", b"\x32\x00", b"\x22\x00", b"\x1a\x00", b"\x48\x01"]
+)
+def test_a_message_of_many_small_fields_is_not_walked_to_its_end(repeated: bytes) -> None:
+    """Two bytes are enough for an object: a million of them come as a thousand, compressed."""
+    touched = CountedBytes(repeated * 1_000_000)
+    with pytest.raises(InvalidInput, match="fields"):
+        take_apart(touched) or take_apart_whole(touched)  # type: ignore[arg-type]
+    assert touched.read < 100_000
+
+
+@pytest.mark.parametrize("inside", [b"\x18\x01", b"\x22\x00", b"\x2a\x00", b"\x0a\x00"])
+def test_an_input_of_many_small_fields_is_not_parsed(inside: bytes) -> None:
+    tensor = inside * 1_000_000
+    message = b"\x0a\x01m\x2a" + varint(len(tensor)) + tensor
+    assert take_apart(message) is None
+    with pytest.raises(InvalidInput, match="an input has more than 4,096 fields"):
+        take_apart_whole(message)
+
+
+def test_what_stands_beside_the_tensors_is_bounded() -> None:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(1 << 20)])
+    request.parameters["x"].string_param = "x" * (LONGEST_REST - 100)
+    assert len(take_apart_whole(request.SerializeToString()).rest) <= LONGEST_REST
+    request.parameters["x"].string_param = "x" * LONGEST_REST
+    with pytest.raises(TooLarge, match="262,144 bytes beside its tensors"):
+        take_apart_whole(request.SerializeToString())
+
+
+class CountedBytes(bytes):
+    """Counts the bytes that are looked at one by one."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += 1
+        return super().__getitem__(index)
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+# ── requests that are alike ──
 
 
 def _family(contents: list[bytes] | None = None) -> Family:

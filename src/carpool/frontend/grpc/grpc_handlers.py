@@ -13,7 +13,15 @@ from google.protobuf.json_format import ParseDict
 
 from carpool import __version__
 from carpool.core.job import INFINITY
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported, without_stack
+from carpool.errors import (
+    CarpoolError,
+    InvalidInput,
+    NotFound,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+    without_stack,
+)
 from carpool.frontend import documents
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.frontend.access.keys import Principal, told
@@ -23,17 +31,21 @@ from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import UnaryInfer
 from carpool.frontend.grpc.grpc_service import SERVICE, GrpcService, log, refuse
 from carpool.frontend.grpc.infer_messages import parse
+from carpool.frontend.grpc.message_fields import check_fields
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
-from carpool.frontend.grpc.rpc_heads import Status
+from carpool.frontend.grpc.rpc_heads import Metadata, Status
 from carpool.frontend.grpc.stream_infer import Stream
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import ModelEntry
-from carpool.wire.head import shorten
+from carpool.wire.head import MAX_PARAMETERS, shorten
 from carpool.wire.proto import message_class
 
 Document = Mapping[str, Any]
 
 HEALTH: Final = "grpc.health.v1.Health"
+
+LONGEST_CALL: Final = 16 * 1024
+"""Bytes of a message that brings neither tensors nor files."""
 
 MOST_WATCHES: Final = 4
 """Calls of Health/Watch on one connection."""
@@ -45,6 +57,11 @@ _WATCH = f"/{HEALTH}/Watch"
 _REFUSED_WATCH: Final = 24  # credit, of which the answer gives back a part
 _LOOK_S = 0.1
 _FILE: Final = "file:"
+_WITH_FILES: Final = (
+    (MAX_PARAMETERS + 16, 3),
+    (16, 2),
+    (16, 0),
+)  # fields of it, its parameters, their values
 _SERVING: Final = 1
 _NOT_SERVING: Final = 2
 _SERVICE_UNKNOWN: Final = 3
@@ -58,6 +75,7 @@ class RpcMethod(NamedTuple):
     name: str
     answer: Callable[..., Document | Awaitable[Document]]
     told_who: bool = False  # `answer` also takes whose key the call brings
+    files: bool = False  # its parameters may be files, of any length
 
 
 def _model_ready(service: GrpcService, request: Any) -> Document:
@@ -213,7 +231,7 @@ CALLS = (
     RpcMethod("ModelConfig", _model_config),
     RpcMethod("ModelStatistics", _model_statistics),
     RpcMethod("RepositoryIndex", _repository_index),
-    RpcMethod("RepositoryModelLoad", _load),
+    RpcMethod("RepositoryModelLoad", _load, files=True),
     RpcMethod("RepositoryModelUnload", _unload),
     RpcMethod("SystemSharedMemoryStatus", _memory_status),
     RpcMethod("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
@@ -283,7 +301,7 @@ class Handlers:
         """Whose key the call brings; raises `Unauthenticated` or `Forbidden`."""
         name = rpc.head.path.rpartition("/")[2]
         rule = rule_of(name)
-        found = dict(rpc.head.metadata)
+        found = _joined(rpc.head.metadata)
         key = presented(_bytes(found.get(AUTHORIZATION)), _bytes(found.get(API_KEY)))
         who = self._guard.check(rule, key, name, model=None)
         self._guard.check_restricted(rule, lambda field: _bytes(found.get(field)), name)
@@ -347,10 +365,22 @@ class Handlers:
 def _service_asked_for(rpc: Rpc, message: bytes) -> str | None:
     """Returns None if it was refused."""
     try:
+        if len(message) > LONGEST_CALL:
+            raise too_long_for("Health")
         return str(parse(_HealthCheckRequest, message).service)
-    except InvalidInput as error:
+    except CarpoolError as error:
         refuse(rpc, error)
         return None
+
+
+def _joined(metadata: Metadata) -> dict[str, str | bytes]:
+    """Returns the entries by name. What is there more than once is one list with commas, as over HTTP, and so
+    no key: of two, neither the first nor the last is the one that counts."""
+    found: dict[str, str | bytes] = {}
+    for name, value in metadata:
+        before = _bytes(found.get(name))
+        found[name] = value if before is None else before + b", " + (_bytes(value) or b"")
+    return found
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
@@ -368,6 +398,18 @@ def _check_concerned(call: RpcMethod, request: Any, who: Principal | None) -> No
         tell_change(call.name, model, who)
 
 
+def _check_cost(call: RpcMethod, message: bytes) -> None:
+    """A parser makes an object of each field, and two bytes are enough for one: so it sees few of them."""
+    if call.files:
+        check_fields(message, _WITH_FILES, f"the message of {call.name}")
+    elif len(message) > LONGEST_CALL:
+        raise too_long_for(call.name)
+
+
+def too_long_for(call: str) -> TooLarge:
+    return TooLarge(f"the message of {call} may have at most {LONGEST_CALL:,} bytes", field="body")
+
+
 def _work(
     service: GrpcService, call: RpcMethod
 ) -> Callable[[Rpc, Principal | None, bytes], Coroutine[Any, Any, bytes | None]]:
@@ -375,7 +417,8 @@ def _work(
     response_class = message_class(f"{call.name}Response")
 
     async def answered(message: bytes, who: Principal | None) -> bytes:
-        request = parse(request_class, message)
+        _check_cost(call, message)
+        request = await service.aside(len(message), parse, request_class, message)
         _check_concerned(call, request, who)
         document = call.answer(service, request, *((who,) if call.told_who else ()))
         if isinstance(document, Awaitable):

@@ -46,7 +46,7 @@ from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
-from carpool.types import StepTiming
+from carpool.types import Datatype, StepTiming
 from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
 
 COMPRESSION: Final = "x-carpool-compression"
@@ -60,6 +60,7 @@ _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
 _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
+_DEARER: Final = 16  # typed strings, which are read one by one, than as many bytes of numbers
 
 Reply = Callable[[bytes | Failure], None]
 
@@ -188,9 +189,7 @@ class GrpcCall(ClientCall):
                 raise not_serving()
             parts = service.families.recognise(message) or messages.take_apart(message)
             if parts is None:
-                message = bytes(message)
-                self._let_go()
-                parts = await service.aside(len(message), messages.parse_whole, message)
+                parts = await service.aside(len(message), messages.take_apart_whole, message)
             missing = ""
             try:
                 family = await self._understood(parts)
@@ -216,6 +215,8 @@ class GrpcCall(ClientCall):
         service, head = self._service, family.head
         self._check_size(head)
         pictures = sends_pictures(self.entry, head)
+        if self._slot is not None and family.contents is not None:
+            self._let_go()
         if self._slot is not None:
             if len(parts.contents) == 1 and head.plain and not pictures:
                 self._offer_in_place(head, parts.tail)
@@ -238,23 +239,24 @@ class GrpcCall(ClientCall):
             return parts
         copied = bytes(message)
         self._let_go()
-        return messages.take_apart(copied) or parts
+        return messages.take_apart(copied) or messages.take_apart_whole(copied)
 
     async def _understood(self, parts: Parts) -> Family:
         """Returns what it asks for, of which model. From here on this is its model, whatever is loaded
         meanwhile."""
         service = self._service
         self.id = parts.id
-        family = parts.family or service.families.find(parts)
+        family = parts.family or (None if parts.is_typed else service.families.find(parts))
         if not self.id.isascii():
             messages.check_text(self.id)
         if family is None:
-            request = await service.aside(
-                len(parts.rest), messages.parse, messages.ModelInferRequest, parts.rest
-            )
+            size = len(parts.rest)
+            request, typed = await service.aside(size, messages.read_request, parts)
             self._look_up(request.model_name, request.model_version)
-            family = await service.aside(len(parts.rest), messages.read_family, request, parts.contents)
+            family = await service.aside(size, messages.read_family, request, parts.contents, typed)
             self._check(family)
+            if family.typed:
+                await self._read_typed(family)
             service.families.keep(parts, family)
         elif family.catalog is not service.door.catalog:
             self._check(family)
@@ -262,6 +264,14 @@ class GrpcCall(ClientCall):
         if (service.routing.splits or self._asked.side) and not family.version:
             self._choose_side()
         return family
+
+    async def _read_typed(self, family: Family) -> None:
+        """The tensors are typed fields of the message, and in memory of their own when this is done."""
+        service = self._service
+        size = sum(len(piece) for contents in family.typed for piece in contents or ())
+        if any(tensor.datatype is Datatype.BYTES for tensor in family.head.inputs):
+            size *= _DEARER
+        await service.aside(size, messages.read_typed, family, service.max_body_bytes)
 
     def _choose_side(self) -> None:
         """It names no version, and there may be two."""

@@ -18,7 +18,7 @@ from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
+from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, LONGEST_REST, Families
 from carpool.frontend.grpc.inflater import Inflater
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
@@ -38,7 +38,6 @@ log = logger("grpc")
 
 _SHORT_MESSAGE: Final = 4 << 20  # gRPC's own default
 _SHORT_HEAD: Final = 4096  # bytes; what is more counts as held for the call
-_AROUND: Final = 64 * 1024  # bytes of a message beside its tensors
 # clients at a time; messages with those that wait, half of one client
 _INFLATERS: Final = 2
 _MOST_INFLATING: Final = 256
@@ -52,9 +51,10 @@ def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
     if settings.model_control_mode == "explicit":
         return limit  # models come with a request, too
     entries = (*catalog.entries.values(), *catalog.leaving)
-    needed = max((LargestBody(entry, settings.max_body_bytes).gathered() for entry in entries), default=0)
+    needed = max((LargestBody(entry, settings.max_body_bytes).typed() for entry in entries), default=0)
     if needed >= settings.max_body_bytes:
         return limit
+    needed += LONGEST_REST
     return min(limit, 1 << (max(needed, _SHORT_MESSAGE) - 1).bit_length())
 
 
@@ -142,8 +142,8 @@ class GrpcService(FrontService):
         entries = [entry for entry in catalog.entries.values() if entry.name == name]
         if not entries:
             return min(_SHORT_MESSAGE, self.largest_message)
-        needed = max(LargestBody(entry, self.max_body_bytes).gathered() for entry in entries)
-        return min(self.largest_message, max(needed, AT_ONCE) + _AROUND)
+        needed = max(LargestBody(entry, self.max_body_bytes).typed() for entry in entries)
+        return min(self.largest_message, max(needed, AT_ONCE) + LONGEST_REST)
 
     def end(self, rpc: Rpc, error: CarpoolError) -> None:
         """Ends a call that its handler has not ended."""

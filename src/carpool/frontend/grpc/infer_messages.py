@@ -4,6 +4,7 @@ else understood. Whether they fit a model is for others to say. And the answers 
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections import OrderedDict
@@ -12,16 +13,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
-from carpool.errors import InvalidInput, ModelError
+from carpool.errors import InvalidInput, ModelError, TooLarge
+from carpool.frontend.grpc.message_fields import LENGTH, Malformed, fields_of, too_many_fields
+from carpool.frontend.grpc.typed_contents import malformed, typed_tensor
 from carpool.link.door import Catalog, ModelEntry
 from carpool.link.step_times import Times
 from carpool.observe.counters import Row
-from carpool.types import Datatype, RequestedOutput, Scalar, Tensor
+from carpool.types import RequestedOutput, Scalar, Tensor
 from carpool.wire.codec import check_array, to_binary
 from carpool.wire.head import (
+    MAX_PARAMETERS,
     MAX_TENSORS,
     begin_tensor,
     check_size,
@@ -30,6 +33,7 @@ from carpool.wire.head import (
     read_options,
     read_shared_memory,
     shorten,
+    too_many_parameters,
     write_shared_memory,
 )
 from carpool.wire.proto import message_class
@@ -40,7 +44,14 @@ ModelInferRequest = message_class("ModelInferRequest")
 _ID: Final = 3 << 3 | 2
 _RAW: Final = 7 << 3 | 2
 _FIELDS = frozenset(number << 3 | 2 for number in range(1, 8))  # all of them are strings, bytes or messages
+_INPUTS: Final = 5
+_CONTENTS: Final = 5  # of an input
 _LONGEST_SHIFT: Final = 28  # of a length, in five bytes
+_MOST_FIELDS: Final = 5 * MAX_TENSORS
+_MOST_FIELDS_INSIDE: Final = 4 * MAX_TENSORS  # of one input: some shapes have a field a dimension
+
+LONGEST_REST: Final = 256 * 1024
+"""Bytes of a message beside its tensors: names, shapes, parameters."""
 
 _CACHED_BYTES: Final = 4096
 _CACHED: Final = 512
@@ -48,17 +59,6 @@ _NUMBERS = ("priority", "timeout")  # some clients write them as text
 _WHOLE_NUMBER = re.compile("[0-9]{1,19}")
 
 Key = tuple[bytes, tuple[int, ...]]
-
-_LENGTH: Final = struct.Struct("<I")
-_TYPED: Mapping[Datatype, str] = {
-    **dict.fromkeys((Datatype.INT8, Datatype.INT16, Datatype.INT32), "int_contents"),
-    **dict.fromkeys((Datatype.UINT8, Datatype.UINT16, Datatype.UINT32), "uint_contents"),
-    **{
-        Datatype[name]: f"{name.lower()}_contents"
-        for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")
-    },
-}
-"""FP16 and BF16 have no typed form."""
 
 
 # ── in parts, before it is understood ──
@@ -75,6 +75,7 @@ class Family:
     version: str
     head: RequestHead
     contents: Sequence[Buffer] | None  # where they were not raw: made so
+    typed: Sequence[Sequence[Buffer] | None] = ()  # until that is done: as they came, for each input
     catalog: Catalog | None = None
     entry: ModelEntry = field(init=False)  # with the row, right while `catalog` is the one in force
     row: Row = field(init=False)
@@ -91,18 +92,25 @@ class Parts(NamedTuple):
     contents: Sequence[Buffer]
     tail: int = 0  # where in the message the last of the contents begins
     family: Family | None = None  # if it was recognised
+    typed: Sequence[Sequence[Buffer] | None] | None = None  # by input, where `rest` is without them, too
+
+    @property
+    def is_typed(self) -> bool:
+        """Returns whether it is known that some of its tensors are in typed fields."""
+        return self.typed is not None and any(contents is not None for contents in self.typed)
 
 
 def take_apart(message: Buffer) -> Parts | None:
     """One look at the top level of the message, which is cheap however long its contents are.
 
-    None for what only a real parser can judge: other fields, other wire types, lengths that cannot be.
+    None for what takes a closer look: other fields, other wire types, lengths that cannot be, and more
+    beside the raw contents than most requests have. Raises `InvalidInput` for too many fields.
     """
     view = memoryview(message)
     rest: list[Buffer] = []
     contents: list[Buffer] = []
     request_id = b""
-    position, end, tail = 0, len(message), 0
+    position, end, tail, walked, size = 0, len(message), 0, 0, 0
     try:
         while position < end:
             start = position
@@ -122,22 +130,68 @@ def take_apart(message: Buffer) -> Parts | None:
             elif tag == _ID:
                 request_id = bytes(view[position:stop])
             else:
+                size += stop - start
+                if size > _CACHED_BYTES:
+                    return None
                 rest.append(view[start:stop])
             position = stop
+            walked += 1
+            if walked > _MOST_FIELDS:
+                raise too_many_fields("the message", _MOST_FIELDS)
     except IndexError:
         return None
     return Parts(b"".join(rest), request_id, contents, tail)
 
 
-def parse_whole(message: bytes) -> Parts:
-    """Does the same for any message that is a request at all."""
-    request = parse(ModelInferRequest, message)
-    contents = list(request.raw_input_contents)
-    request_id: str = request.id
-    request.ClearField("raw_input_contents")
-    request.ClearField("id")
-    request.DiscardUnknownFields()
-    return Parts(request.SerializeToString(deterministic=True), request_id.encode(), contents)
+def take_apart_whole(message: Buffer) -> Parts:
+    """Does the same for any message that is a request at all, and takes the typed contents of its inputs out
+    of it: a parser would make an object of each value. In any thread."""
+    view = memoryview(message)
+    rest: list[Buffer] = []
+    contents: list[Buffer] = []
+    typed: list[Sequence[Buffer] | None] = []
+    request_id = b""
+    size = tail = 0
+    try:
+        for number, kind, start, begin, end in fields_of(view, _MOST_FIELDS, "the message"):
+            tag = number << 3 | kind
+            if tag not in _FIELDS:
+                continue
+            if tag == _RAW:
+                contents.append(view[begin:end])
+                tail = begin
+                continue
+            if tag == _ID:
+                request_id = bytes(view[begin:end])
+                continue
+            piece: Buffer = view[start:end]
+            if number == _INPUTS:
+                piece, found = _without_contents(view[begin:end])
+                typed.append(found)
+            size += len(piece)
+            if size > LONGEST_REST:
+                raise TooLarge(
+                    f"the message has more than {LONGEST_REST:,} bytes beside its tensors", field="body"
+                )
+            rest.append(piece)
+    except Malformed:
+        raise malformed() from None
+    return Parts(b"".join(rest), request_id, contents, tail, typed=typed)
+
+
+def _without_contents(tensor: memoryview) -> tuple[bytes, Sequence[Buffer] | None]:
+    """Returns an input as a field of its request, without what it has in typed fields; and that."""
+    kept: list[Buffer] = []
+    found: list[Buffer] = []
+    has_contents = False
+    for number, kind, start, begin, end in fields_of(tensor, _MOST_FIELDS_INSIDE, "an input"):
+        if number == _CONTENTS and kind == LENGTH:
+            found.append(tensor[begin:end])
+            has_contents = True
+        else:
+            kept.append(tensor[start:end])
+    inside = b"".join(kept)
+    return framing(_INPUTS << 3 | LENGTH, len(inside)) + inside, found if has_contents else None
 
 
 def check_text(request_id: bytes) -> None:
@@ -209,35 +263,68 @@ def parse(kind: Any, message: bytes) -> Any:
         raise InvalidInput(f"the message is not a {kind.DESCRIPTOR.name}", field="body") from None
 
 
-def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
-    """Understand a request; whether it fits a model is for `check_head` to say."""
-    if len(request.inputs) > MAX_TENSORS:
-        raise InvalidInput(f"'inputs' lists more than {MAX_TENSORS} tensors", field="inputs")
+def read_request(parts: Parts) -> tuple[Any, Sequence[Sequence[Buffer] | None]]:
+    """Returns the message without contents of any kind, and for each input what it has in typed fields."""
+    if parts.typed is None:
+        parts = take_apart_whole(parts.rest)
+    assert parts.typed is not None
+    return parse(ModelInferRequest, parts.rest), parts.typed
+
+
+def read_family(request: Any, raw: Sequence[Buffer], typed: Sequence[Sequence[Buffer] | None]) -> Family:
+    """Understand a request; whether it fits a model is for `check_head` to say. Nothing of what is in typed
+    fields is read: that is for `read_typed`, when it is known to fit."""
+    for entries, name in ((request.inputs, "inputs"), (request.outputs, "outputs")):
+        if len(entries) > MAX_TENSORS:
+            raise InvalidInput(f"'{name}' lists more than {MAX_TENSORS} tensors", field=name)
     options, _ = read_options(_parameters(request, "parameters"))
-    inputs, contents = _inputs(request, raw)
+    inputs, is_typed = _inputs(request, raw, typed)
     requested = []
     for output in request.outputs:
         parameters = _parameters(output, f"output {shorten(output.name)}.parameters")
         requested.append({"name": output.name, "parameters": {**parameters, "binary_data": True}})
     tail_size = sum(tensor.size for tensor in inputs)
     head = RequestHead("", inputs, parse_requested(requested), options, True, tail_size)
-    return Family(request.model_name, request.model_version, head, contents)
+    return Family(request.model_name, request.model_version, head, None, typed if is_typed else ())
 
 
-def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list[Buffer] | None]:
-    """Returns the inputs, and their bytes if they came in typed fields."""
+def read_typed(family: Family, most: int) -> None:
+    """Makes the contents of an understood request binary, where they came in typed fields, and says where
+    they lie. In any thread, once, before anybody else knows the request."""
+    head, pieces, offset = family.head, [], 0
+    needed = sum(math.prod(tensor.shape) * tensor.datatype.size for tensor in head.inputs)
+    if needed > most:
+        raise TooLarge(f"the inputs take {needed} bytes, more than the {most} allowed")
+    for tensor, contents in zip(head.inputs, family.typed, strict=True):
+        if tensor.shared_memory is not None:
+            continue
+        data = typed_tensor(tensor, math.prod(tensor.shape), contents or ())
+        tensor.offset, tensor.size = offset, len(data)
+        offset += len(data)
+        pieces.append(data)
+    head.tail_size = offset
+    family.contents, family.typed = pieces, ()
+
+
+def _inputs(
+    request: Any, raw: Sequence[Buffer], typed: Sequence[Sequence[Buffer] | None]
+) -> tuple[list[TensorHead], bool]:
+    """Returns the inputs, and whether any of them is to be read from typed fields."""
     heads: list[TensorHead] = []
-    typed: list[Buffer] = []
     remaining = list(reversed(raw))
-    offset = 0
-    for tensor in request.inputs:
+    offset, is_typed = 0, False
+    for number, tensor in enumerate(request.inputs):
         entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         head, elements = begin_tensor(entry, "input", offset)
         heads.append(head)
-        if not _in_region(head, elements, tensor, request.model_name):
-            taken = remaining if raw else None
-            head.size = _place(head, elements, tensor, taken, typed, request.model_name)
-            offset += head.size
+        has_contents = number < len(typed) and typed[number] is not None
+        if _in_region(head, elements, tensor, request.model_name, has_contents=has_contents):
+            continue
+        if not raw:
+            is_typed = True
+            continue
+        head.size = _place_raw(head, elements, remaining, request.model_name, has_contents=has_contents)
+        offset += head.size
     if remaining:
         raise InvalidInput(
             f"raw_input_contents has {len(raw)} entries, {len(remaining)} more than there are inputs for",
@@ -245,16 +332,16 @@ def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list
         )
     if len(heads) > 1:
         check_unique([head.name for head in heads], "input")
-    return heads, typed or None
+    return heads, is_typed
 
 
-def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool:
+def _in_region(head: TensorHead, elements: int, tensor: Any, model: str, *, has_contents: bool) -> bool:
     """Returns whether its data is in shared memory, and if so where."""
     owner = f"input {shorten(head.name)}"
     parameters = _parameters(tensor, f"{owner}.parameters")
     if "shared_memory_region" not in parameters:
         return False
-    if tensor.HasField("contents"):
+    if has_contents:
         raise InvalidInput(f"{owner} has its data in more than one way", field=f"{owner}.contents")
     head.shared_memory = read_shared_memory(parameters, owner)
     size = head.shared_memory.byte_size
@@ -262,16 +349,10 @@ def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool
     return True
 
 
-def _place(
-    head: TensorHead, elements: int, tensor: Any, raw: list[Buffer] | None, typed: list[Buffer], model: str
-) -> int:
-    """Returns the bytes it takes: the next of the raw ones, or what its typed fields come to."""
+def _place_raw(head: TensorHead, elements: int, raw: list[Buffer], model: str, *, has_contents: bool) -> int:
+    """Returns the bytes that it takes, which are the next of the raw ones."""
     owner = f"input {shorten(head.name)}"
-    if raw is None:
-        data = _to_bytes(head, elements, tensor.contents)
-        typed.append(data)
-        return len(data)
-    if tensor.HasField("contents"):
+    if has_contents:
         raise InvalidInput(
             f"{owner} has contents, although raw_input_contents is used: give one of the two",
             field=f"{owner}.contents",
@@ -286,6 +367,8 @@ def _place(
 def _parameters(owner: Any, field: str) -> dict[str, Scalar]:
     """The values of a map of InferParameter, as the JSON of HTTP would have them."""
     found: dict[str, Scalar] = {}
+    if len(owner.parameters) > MAX_PARAMETERS:
+        raise too_many_parameters(field)
     for key, parameter in owner.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
@@ -295,44 +378,6 @@ def _parameters(owner: Any, field: str) -> dict[str, Scalar]:
             value = int(value)
         found[key] = value
     return found
-
-
-# ── tensors in the typed fields of `contents`, for clients that do not send raw bytes ──
-
-
-def _to_bytes(head: TensorHead, elements: int, contents: Any) -> bytes:
-    """The tensor as raw contents would carry it; `contents` is an InferTensorContents."""
-    owner = f"input '{head.name}'"
-    field = _TYPED.get(head.datatype)
-    if field is None:
-        raise InvalidInput(
-            f"{owner} is {head.datatype.value}, which only raw_input_contents can contain",
-            field=f"{owner}.contents",
-        )
-    for given, _ in contents.ListFields():
-        if given.name != field:
-            raise InvalidInput(
-                f"{owner} is {head.datatype.value}, whose values go into {field}, not into {given.name}",
-                field=f"{owner}.contents.{given.name}",
-            )
-    values: Sequence[Any] = getattr(contents, field)
-    if len(values) != elements:
-        raise InvalidInput(
-            f"{owner}.contents.{field} has {len(values)} values,"
-            f" but shape {list(head.shape)} needs {elements}",
-            field=f"{owner}.contents.{field}",
-        )
-    if head.datatype is Datatype.BYTES:
-        return b"".join(piece for value in values for piece in (_LENGTH.pack(len(value)), value))
-    dtype = head.datatype.dtype
-    if dtype.kind in "iu" and dtype.itemsize < 4 and values:  # wider ones fill their field
-        limits = np.iinfo(dtype)
-        if min(values) < limits.min or max(values) > limits.max:
-            raise InvalidInput(
-                f"{owner} holds a value out of range for {head.datatype.value}",
-                field=f"{owner}.contents.{field}",
-            )
-    return np.fromiter(values, dtype, len(values)).tobytes()
 
 
 # ── answers as bytes, put together by hand: heads repeat, and tensors are copied once ──

@@ -72,6 +72,7 @@ _JSON_ANSWER: Final = b"Content-Type: application/json\r\n" + TIMING
 _BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
 _JOINED: Final = 8 * 1024  # up to here one more copy is cheaper than sending pieces
 _JSON_NUMBER: Final = 32  # bytes, with its comma and some space
+_TYPED_NUMBER: Final = 10  # the longest that protobuf writes
 _JSON_REST: Final = 1 << 20  # names, parameters, what nobody expects
 _ALWAYS_READ: Final = (
     64 * 1024
@@ -146,6 +147,10 @@ class LargestBody:
     def gathered(self) -> int:
         """Returns the bound of one whose tensors may be JSON."""
         return self._limit if self._bytes is None else self._most(_JSON_NUMBER * self._elements + _JSON_REST)
+
+    def typed(self) -> int:
+        """Returns the bound of one whose tensors may be in the typed fields of a protobuf message."""
+        return self._limit if self._bytes is None else self._most(_TYPED_NUMBER * self._elements)
 
     def _most(self, size: int) -> int:
         return min(self._limit, max(size, _ALWAYS_READ))
