@@ -84,6 +84,7 @@ def test_errors_of_the_engine(
     assert (document["error"], document["reason"]) == (error.message, reason)
     assert ("retry-after" in response.fields) is (status in (429, 503))
     assert response.fields["server-timing"].startswith("decode;dur=")
+    assert response.fields["x-content-type-options"] == "nosniff"
     until(lambda: call.released)
     front.door.held = False
     assert infer(client, "image", image_body()).status == 200, "the connection goes on"

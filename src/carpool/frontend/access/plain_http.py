@@ -9,7 +9,8 @@ from typing import Any
 _PLAIN = ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST")  # as OpenSSL calls what it was sent in place of a handshake
 _BODY = b'{"error":"this port speaks HTTPS, and the request came without TLS: write https:// in its address",'
 _BODY += b'"reason":"bad-request"}'
-_ANSWER = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+_ANSWER = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+_ANSWER += b"x-content-type-options: nosniff\r\ncontent-length: %d\r\n"
 _ANSWER = _ANSWER % len(_BODY) + b"connection: close\r\n\r\n" + _BODY
 
 

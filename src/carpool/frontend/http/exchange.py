@@ -41,7 +41,7 @@ Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-JSON_FIELDS: Final = b"content-type: application/json\r\n"
+JSON_FIELDS: Final = b"content-type: application/json\r\nx-content-type-options: nosniff\r\n"
 REASON_FIELD: Final = b"X-Carpool-Reason: %b\r\n"
 """Of every answer that is an error: for balancers, which read no bodies."""
 

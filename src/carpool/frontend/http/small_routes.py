@@ -66,7 +66,7 @@ _TEXT = (
     b"/v2/health/ready      whether it serves\n"
     b"/metrics              for Prometheus\n"
 )
-_LIVE_FIELDS = JSON_FIELDS + b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_LIVE_FIELDS = JSON_FIELDS + b"cache-control: no-store\r\n"
 _WORTH_COMPRESSING = 16 * 1024  # a page that looks at a few models is on the same machine or a near one
 
 
