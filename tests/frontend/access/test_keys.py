@@ -37,21 +37,22 @@ def test_a_key_tells_who_it_is_and_what_for(tmp_path: Path) -> None:
         ("", "it has no key"),
         ("# nobody\n\n", "it has no key"),
         ("alice\n", "line 1: must be"),
-        ("alice SECRET12\nalice SECRET34\n", "the name alice is given twice"),
-        ("alice SECRET12\nbob SECRET12\n", "alice and bob have the same key"),
-        ("alice SECRET\n", "8 to 512"),
-        ("al/ice SECRET12\n", "line 1: a name"),
-        ("alice SECRET12 priority=0\n", "line 1: priority"),
-        ("alice SECRET12 priority=\n", "line 1: priority"),
-        ("alice SECRET12 priority=1 priority=2\n", "once each"),
-        ("alice SECRET12 SECRET34\n", "line 1: after the key"),
-        ("alice SECRET12 models=\n", "line 1: models"),
-        ("alice SECRET12 models=a,,b\n", "line 1: models"),
-        ("alice SECRET12 weight=0\n", "line 1: weight"),
-        ("alice SECRET12 weight=nan\n", "line 1: weight"),
-        ("alice SECRET12 weight=1001\n", "line 1: weight"),
-        ("alice SECRET12 weight=2 weight=2\n", "once each"),
+        ("alice SECRET1234567890\nalice SECRET3456789012\n", "the name alice is given twice"),
+        ("alice SECRET1234567890\nbob SECRET1234567890\n", "alice and bob have the same key"),
+        ("alice SECRET123456789\n", "16 to 512"),
+        ("al/ice SECRET1234567890\n", "line 1: a name"),
+        ("alice SECRET1234567890 priority=0\n", "line 1: priority"),
+        ("alice SECRET1234567890 priority=\n", "line 1: priority"),
+        ("alice SECRET1234567890 priority=1 priority=2\n", "once each"),
+        ("alice SECRET1234567890 SECRET3456789012\n", "line 1: after the key"),
+        ("alice SECRET1234567890 models=\n", "line 1: models"),
+        ("alice SECRET1234567890 models=a,,b\n", "line 1: models"),
+        ("alice SECRET1234567890 weight=0\n", "line 1: weight"),
+        ("alice SECRET1234567890 weight=nan\n", "line 1: weight"),
+        ("alice SECRET1234567890 weight=1001\n", "line 1: weight"),
+        ("alice SECRET1234567890 weight=2 weight=2\n", "once each"),
         ("alice SECRET1\u00e9\n", "not ASCII"),
+        ("alice SECRET1234567890\nbob SECRET34567890123", "last line has no end"),
     ],
 )
 def test_what_will_not_do_is_named_without_its_secret(tmp_path: Path, text: str, said: str) -> None:
@@ -63,17 +64,17 @@ def test_what_will_not_do_is_named_without_its_secret(tmp_path: Path, text: str,
 
 
 def test_a_key_has_a_weight(tmp_path: Path) -> None:
-    file = write(tmp_path / "keys", "alice SECRET12 weight=2.5\nbob SECRET34\n")
+    file = write(tmp_path / "keys", "alice SECRET1234567890 weight=2.5\nbob SECRET3456789012\n")
     keys = read_keys(file, "")
-    alice, bob = keys.find(b"SECRET12"), keys.find(b"SECRET34")
+    alice, bob = keys.find(b"SECRET1234567890"), keys.find(b"SECRET3456789012")
     assert alice is not None
     assert bob is not None
     assert (alice.weight, bob.weight) == (2.5, 1.0)
 
 
 def test_what_a_holder_calls_its_sources_is_its_own(tmp_path: Path) -> None:
-    keys = read_keys(write(tmp_path / "keys", "alice SECRET12 weight=2\n"), "")
-    alice = keys.find(b"SECRET12")
+    keys = read_keys(write(tmp_path / "keys", "alice SECRET1234567890 weight=2\n"), "")
+    alice = keys.find(b"SECRET1234567890")
     assert alice is not None
     assert Sender().with_key(alice) == Sender("alice", holder="alice", weight=2.0)
     assert Sender("bob", latest=True).with_key(alice).source == "alice/bob"

@@ -339,15 +339,15 @@ def test_compressed_messages_that_wait_are_few_and_freed_when_their_client_leave
 
 def test_a_client_is_its_key_once_that_is_known(tmp_path: Any) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("mallory mallorys-key-1\nhonest honest-key-22\n")
+    keys.write_text("mallory mallorys-key-1234\nhonest honest-key-22222\n")
     keys.chmod(0o600)
     with front_end(max_connections=64, api_key_file=str(keys)) as front, ExitStack() as held:
         accounts = front.server.service.accounts
         silent, honest = held.enter_context(wire(front)), held.enter_context(wire(front))
         for number in range(1, 401, 2):
-            silent.send(head(number, path=SERVICE + "ModelStreamInfer", x_api_key="mallorys-key-1"))
+            silent.send(head(number, path=SERVICE + "ModelStreamInfer", x_api_key="mallorys-key-1234"))
         until(lambda: "mallory" in accounts._accounts)
         message = data(1, framed(image_request().SerializeToString()))
-        honest.send(head(1, x_api_key="honest-key-22"), message)
+        honest.send(head(1, x_api_key="honest-key-22222"), message)
         assert honest.answer(1).status == Status.OK
         assert accounts._accounts["mallory"].stakes[1]

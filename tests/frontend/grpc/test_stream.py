@@ -240,3 +240,23 @@ def test_a_stream_does_not_outlive_its_key(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             talk.hear()
         assert raised.value.code() is Code.UNAUTHENTICATED
+
+
+def test_what_a_stream_has_begun_ends_with_its_key(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", f"alice {ALICE}\nbob {BOB}\n")
+    with front_end(api_key_file=file) as front, channel(front) as connected:
+        talk, other = (Talk(connected, metadata=[("x-api-key", key)]) for key in (ALICE, BOB))
+        front.door.held = True
+        talk.ask(image_request(id="1"))
+        other.ask(image_request(id="2"))
+        first, second = sorted(front.wait_for_calls(2), key=lambda call: call.sender.source)
+        write(tmp_path / "keys", f"bob {BOB}\n")
+        front.run(front.access.guard.reload)
+        with pytest.raises(grpc.RpcError) as raised:
+            talk.hear()
+        assert raised.value.code() is Code.UNAUTHENTICATED
+        until(lambda: first.cancelled)
+        front.run(second.finish)
+        assert other.hear().infer_response.id == "2"
+        other.end()
+        assert other.is_over()

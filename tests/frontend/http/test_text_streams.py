@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from carpool.frontend.pictures import sent_pictures
 from carpool.link.door import Answer
 from carpool.types import StepTiming, Timing
 from carpool.wire.event_lines import EventReader
+from frontend.access.key_files import ALICE
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Client as Connection
 from frontend.http.harness import Response, post
@@ -302,6 +304,33 @@ def test_keys_are_asked_for(tmp_path: Path) -> None:
             assert client.chat.completions.create(model="teller", messages=message()).choices
             with pytest.raises(openai.PermissionDeniedError):
                 client.chat.completions.create(model="writer", messages=message())
+
+
+def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"bob {KEY}\nalice {ALICE}\n")
+    keys.chmod(0o600)
+    guard = Guard(api_key_file=keys)
+    with front_end(writer(), guard=guard) as found, found.connect() as bob, found.connect() as alice:
+        found.door.held = True
+        head = b"POST /read HTTP/1.1\r\nHost: a\r\nX-API-Key: %b\r\nContent-Length: %d\r\n%b\r\n"
+        for client, key in ((bob, KEY), (alice, ALICE)):
+            body = picture(RED)
+            client.send(head % (key.encode(), len(body), EVENTS) + body)
+        until(lambda: len(found.door.calls) == 2)
+        alices, bobs = sorted(found.door.calls, key=lambda call: call.source)
+        for client, call in ((bob, bobs), (alice, alices)):
+            found.run(partial(call.say, {"text_output": [b"Red"]}))
+            client.until(b"Red")
+        keys.write_text(f"alice {ALICE}\n# bob {KEY}")
+        found.run(guard.reload)
+        assert not bobs.cancelled, "the file is half written"
+        keys.write_text(f"alice {ALICE}\n")
+        found.run(guard.reload)
+        until(lambda: bobs.cancelled)
+        assert not alices.cancelled
+        found.run(lambda: alices.say({"text_output": [b"Blue"]}))
+        alice.until(b"Blue")
 
 
 # ── who reads slowly, and who leaves ──

@@ -162,6 +162,7 @@ class Guard:
         self.looks_at_fields = self.has_keys or bool(self._restricted)
         """Whether what a call says beside its message decides whether it may pass."""
         self.generation = 0
+        self._listeners: list[Callable[[], None]] = []
         self._keys = read_keys(*self._files) if self.has_keys else Keys()
         self._tell_at = 0.0
         self._untold = 0
@@ -177,6 +178,10 @@ class Guard:
         """Returns whether keys are needed for inference."""
         return bool(self._files[0])
 
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Calls `changed` whenever other keys are in force."""
+        self._listeners.append(changed)
+
     def reload(self) -> None:
         """The files have changed. Those that will not do leave the previous keys."""
         try:
@@ -184,8 +189,11 @@ class Guard:
         except ConfigError as error:
             log.error("keys-not-read", error=error.message, keeps="the previous keys")
             return
-        self._keys = keys
+        before, self._keys = self._keys, keys
         self.generation += 1
+        keys.succeed(before)
+        for changed in self._listeners:
+            changed()
         log.info("keys-read", keys=len(keys))
 
     # ---- HTTP -------------------------------------------------------------------------------------------

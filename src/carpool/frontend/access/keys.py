@@ -1,7 +1,8 @@
 """Reads key files: who holds a key, and what for.
 
-One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. No part
-of a key is ever in an error or in the log: lines are named by number.
+One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. Each
+line has an end, also the last: a file that is being written shows the beginning of a key, which is none. No
+part of a key is ever in an error or in the log: lines are named by number.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 from carpool.config.regular_file import open_regular
 from carpool.errors import ConfigError
@@ -27,9 +30,15 @@ _MODELS = re.compile(r"[!-+\--~]{1,256}")  # printable, and no comma
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _MOST_BYTES = 1 << 20
 _HIGHEST_PRIORITY, _LOWEST_PRIORITY = 1, 1 << 31
-_WEAK = 8  # characters: shorter than this, a key can be tried out over the network
+_WEAK = 16  # characters: shorter than this, a key can be tried out over the network
 
 _pepper = secrets.token_bytes(32)
+
+
+class KeyStream(Protocol):
+    """Defines an answer in pieces, which ends with the key that it was asked with."""
+
+    def key_ended(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,8 @@ class Principal:
     priority: int = 0  # the most urgent that its requests may be, and what they are by default; 0: no matter
     models: tuple[str, ...] = ()  # patterns of those it may use; none is all
     weight: float = 1.0  # its part of a busy device, beside those of others
+    streams: WeakSet[KeyStream] = field(default_factory=WeakSet, compare=False, repr=False)
+    """Answers in pieces that are under way, for as long as anything else holds them."""
 
     def may_use(self, model: str) -> bool:
         return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
@@ -66,6 +77,16 @@ class Keys:
         digest = digest_of(key)
         found = self._by_digest.get(digest)
         return found if found is not None and hmac.compare_digest(found.digest, digest) else None
+
+    def succeed(self, before: Keys) -> None:
+        """These are in force now. What streams with a key of those before goes on if the key is here, too."""
+        for digest, old in before._by_digest.items():
+            found = self._by_digest.get(digest)
+            if found is not None:
+                self._by_digest[digest] = replace(found, streams=old.streams)
+            else:
+                for stream in list(old.streams):
+                    stream.key_ended()
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -105,6 +126,10 @@ def _text(file: str) -> str:
 
 
 def _parsed(file: str, text: str, admin: bool) -> Iterator[Principal]:
+    if text and not text.endswith("\n"):
+        raise ConfigError(
+            f"{file}: its last line has no end, so it may be half written: end it with a newline"
+        )
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):

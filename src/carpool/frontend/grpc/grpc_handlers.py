@@ -252,6 +252,7 @@ class Handlers:
     def __init__(self, service: GrpcService, guard: Guard | None = None) -> None:
         self._service = service
         self._guard = guard or Guard()
+        self._guard.listen(self._keys_changed)
         self._calls = {f"/{SERVICE}/{call.name}": _work(service, call) for call in CALLS}
         self._watching: set[asyncio.Future[None]] = set()
         self._looking: asyncio.TimerHandle | None = None
@@ -292,10 +293,14 @@ class Handlers:
         try:
             if self._service.stopping.is_set():
                 raise stopping()
-            return Stream(self._service, rpc, who, self._guard, partial(self._holder, rpc))
+            return Stream(self._service, rpc, who, partial(self._holder, rpc))
         except CarpoolError as error:
             refuse(rpc, error)
             return None
+
+    def _keys_changed(self) -> None:
+        for stream in list(self._service.streams):
+            stream.keys_changed()
 
     def _holder(self, rpc: Rpc) -> Principal | None:
         """Whose key the call brings; raises `Unauthenticated` or `Forbidden`."""

@@ -13,7 +13,6 @@ from typing import Final
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
-from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, Reply, read_metadata
@@ -94,12 +93,12 @@ class StreamCall(GrpcCall):
 
 class Stream:
     """Represents one call of ModelStreamInfer. It has no task of its own: its client's turns begin its
-    messages, and what is not done at once is left to a task. `guard` may come to know other keys while it is
+    messages, and what is not done at once is left to a task. Other keys may come to be in force while it is
     open: `holder` then says whose key it brought."""
 
     __slots__ = (
-        *("_accounts", "_answers", "_asked", "_beginning", "_began", "_closing", "_failures", "_guard"),
-        *("_holder", "_keys", "_queued", "_refusal", "_rpc", "_service", "_task", "_unanswered"),
+        *("_accounts", "_answers", "_asked", "_beginning", "_began", "_closing", "_failures"),
+        *("_holder", "_queued", "_refusal", "_rpc", "_service", "_task", "_unanswered"),
         *("_unwritten", "_waiting", "_who", "_writer", "_writing", "client", "over"),
     )
 
@@ -110,7 +109,6 @@ class Stream:
         service: GrpcService,
         rpc: Rpc,
         who: Principal | None,
-        guard: Guard,
         holder: Callable[[], Principal | None],
     ) -> None:
         """Raises `InvalidInput` that names the entry of its metadata at fault."""
@@ -118,8 +116,6 @@ class Stream:
         self._service = service
         self._rpc = rpc
         self._who = who
-        self._guard = guard
-        self._keys = guard.generation
         self._holder = holder
         self._accounts = service.accounts
         stake = rpc.stake
@@ -170,18 +166,22 @@ class Stream:
                 self._read_no_more(None)
             return False
         self._accounts.heard(stake, now)
-        if self._guard.generation != self._keys:
-            try:
-                self._who = self._holder()
-            except CarpoolError as error:
-                self._read_no_more(error)
-                return False
-            self._keys = self._guard.generation
-            self._asked = read_metadata(rpc.head.metadata, self._who)
         failures = self._failures
         self._began = now
         self.take(*found)
         return self._failures > failures
+
+    def keys_changed(self) -> None:
+        """Other keys are in force: without its own, it ends at once, and so does what it has begun."""
+        if self._rpc.over:
+            return
+        try:
+            self._who = self._holder()
+        except CarpoolError as error:
+            refuse(self._rpc, error)
+            self.left()
+            return
+        self._asked = read_metadata(self._rpc.head.metadata, self._who)
 
     def take(self, message: Message, compressed: bool) -> None:
         self._unanswered += 1

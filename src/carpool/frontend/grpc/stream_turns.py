@@ -28,6 +28,9 @@ class OpenStream(Protocol):
     def stop(self) -> None:
         """The server stops: what was read is answered."""
 
+    def keys_changed(self) -> None:
+        """Other keys are in force: without its own it ends."""
+
 
 class StreamTurns:
     """Belongs to the loop's thread."""

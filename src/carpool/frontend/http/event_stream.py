@@ -33,11 +33,13 @@ def as_event(data: bytes) -> bytes:
 class EventStream:
     """Represents the answer to one exchange. Of the loop's thread."""
 
-    __slots__ = ("_chunked", "_exchange")
+    __slots__ = ("__weakref__", "_chunked", "_exchange")
 
     def __init__(self, exchange: Exchange, fields: bytes = b"") -> None:
         """Sends the head; `fields` are more of it."""
         self._exchange = exchange
+        if exchange.who is not None:
+            exchange.who.streams.add(self)
         self._chunked = exchange.begin(EVENT_FIELDS + fields)
 
     def send(self, events: Iterable[bytes]) -> None:
@@ -47,6 +49,13 @@ class EventStream:
         if data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
             self._exchange.cut()
             raise Cancelled(f"the client has left more than {MOST_UNREAD} bytes unread", reason="slow-reader")
+
+    def key_ended(self) -> None:
+        """The key that it was asked with is removed: nothing more is sent, or worked on."""
+        leave = self._exchange.on_disconnect
+        self._exchange.cut()
+        if leave is not None:
+            leave()
 
     def end(self) -> None:
         self._exchange.end(b"0\r\n\r\n" if self._chunked else b"")
