@@ -97,11 +97,11 @@ def one_that_hangs() -> Child:
 def test_a_zygote_that_does_not_fork_is_ended_with_all_who_wait_for_it(
     imports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forked_child, "_LOOK_S", 0.01)
+    monkeypatch.setattr(forked_child, "START_S", 0.05)
 
     async def live() -> tuple[bool, list[int]]:
         gone = asyncio.Event()
-        zygote = forked_child.Zygote(one_that_hangs(), lambda: None, gone.set)
+        zygote = forked_child.Zygote(one_that_hangs(), lambda: None, gone.set, look_s=0.01)
         if not imports:
             zygote._hear(Message({"word": "imported"}))
         waiting = [zygote.fork("runner", "runner") for _ in range(2)]

@@ -160,7 +160,7 @@ def test_kill_a_front_end_under_load_and_at_last_the_supervisor(tmp_path: Path) 
         with Load(server, "model", clients=8) as load:
             kill_front_ends(server, load)
         server.until_metric(0, "nv_inference_pending_request_count", model="model")
-        assert len(server.all_pids()) == 5  # with the engine and its model's worker
+        assert len(server.all_pids()) == 6  # with the zygote, the engine and its model's worker
         nothing_outlives_its_end(server)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from carpool.engine.loading.hosted_model import imported_names, imported_packages
 from carpool.engine.loading.zygote_start import cache_folders
+from carpool.link.zygote_process import import_all
 from carpool.runner import runner_process as later_module
 from carpool.runner.runner_process import Later
 
@@ -99,7 +100,7 @@ def test_who_stands_by_imports_aside_and_then_works_as_fast_as_others(
     (tmp_path / f"{name}.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    later_module.import_all([name, "not_there_at_all"], aside=aside)
+    import_all([name, "not_there_at_all"], aside=aside)
     found = sys.modules.pop(name).nice
     assert (found > own or own >= 10) if aside else found == own
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own

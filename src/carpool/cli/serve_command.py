@@ -31,6 +31,8 @@ _ENGINE = "carpool.process.start:engine"
 _ZYGOTE = "carpool.engine.loading.zygote_start:begin_zygote"
 _HTTP = "carpool.process.front_ends:http"
 _GRPC = "carpool.process.front_ends:grpc"
+_HTTP_IMPORTS = ("carpool.frontend.http.app",)
+_GRPC_IMPORTS = ("carpool.frontend.grpc.grpc_server",)
 _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
 _WATCHED_S = 5.0
 _LOGGED_S = 10.0
@@ -174,8 +176,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         [str(path) for path in paths],
         engine=_ENGINE,
         frontends=[
-            FrontendKind("http", _HTTP, settings.frontends, ports),
-            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc),
+            FrontendKind("http", _HTTP, settings.frontends, ports, _HTTP_IMPORTS),
+            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, _GRPC_IMPORTS),
         ],
         begin=_ZYGOTE if _needs_runner(sources, settings) else "",
         ready=screen.show,

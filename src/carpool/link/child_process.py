@@ -197,6 +197,8 @@ class Child:
     output is the log, for its logger (`keep_stream`); its standard error is a pipe that is read here.
     """
 
+    is_fork = False  # of a zygote
+
     def __init__(
         self, module: str, *arguments: str, called: str = "", environment: Mapping[str, str] | None = None
     ) -> None:
@@ -242,12 +244,14 @@ class Child:
         """A process that somebody else starts: `begin` says when."""
         child = cls.__new__(cls)
         child._process, child._written = process, written
+        child.is_fork = True
         child._listen(ours, called)
         return child
 
     def _listen(self, ours: socket.socket, called: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
+        self.begun = asyncio.Event()
         self._pidfd = -1
         self._called = called
         self._output = ProcessOutput(process=called, child=self._process.pid)
@@ -258,6 +262,7 @@ class Child:
 
     def begin(self, pidfd: int) -> None:
         """It has begun, and this descriptor tells its end; -1: it never will."""
+        self.begun.set()
         self._pidfd = pidfd
         if pidfd < 0:
             self._ended.set()

@@ -1,7 +1,7 @@
 """Processes that are forked from one that has imported what they need: the zygote, as its parent sees it.
 
-Importing torch takes seconds, and is done once: whoever needs a process with it asks the zygote, which does
-nothing else and has touched no device. What is forked is handed over to us: it is our child, whatever becomes
+Importing takes seconds, and is done once: the zygote (`zygote_process.py`) has done it, does nothing else and
+has touched no device. What it forks is handed over to its parent: it is the parent's child, whatever becomes
 of the zygote."""
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 from carpool.link.child_process import Child, Message, control_pair
-from carpool.observe.logs import logger, stream
+from carpool.memory.pulse import START_S
+from carpool.observe.logs import Logger, logger, stream
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 20.0  # a fork takes milliseconds, unless the zygote is importing
-_MOST_LOOKS = 6  # while it does, which it should not do for as long as a process may take to start
-_log = logger("runner")
 
 
 def _take_orphans(yes: bool) -> None:
@@ -75,14 +74,24 @@ class _Born:
 
 class Zygote:
     """`child` is its process, which has just been started; `gone` is called once, when it has ended or cannot
-    be used any more."""
+    be used any more. A fork that takes longer than `look_s` ends it, but while it imports."""
 
-    def __init__(self, child: Child, ready: Callable[[], None], gone: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        child: Child,
+        ready: Callable[[], None],
+        gone: Callable[[], None],
+        *,
+        log: Logger | None = None,
+        look_s: float = _LOOK_S,
+    ) -> None:
         self._child = child
+        self._log = log or logger("runner")
+        self._look_s = look_s
         self._ready, self._gone = ready, gone
         self._forks: dict[int, Callable[[int], None]] = {}
         self._number = 0
-        self._imports = 1  # under way: torch is the first
+        self._imports = 1  # under way: what it imports first is one
         self.usable = True
         self.spoiled = False  # what it imported has touched a device
         self.task = asyncio.get_running_loop().create_task(self._watch())
@@ -91,10 +100,15 @@ class Zygote:
     def pid(self) -> int:
         return self._child.pid
 
-    def bring(self, names: Sequence[str]) -> None:
+    @property
+    def imports(self) -> bool:
+        """Returns whether it is importing, and forks nothing before it has done so."""
+        return self._imports > 0
+
+    def bring(self, names: Sequence[str], *, aside: bool = True) -> None:
         """Import these as well, for whatever is forked later."""
         self._imports += 1
-        self._child.control.send("import", names=list(names))
+        self._child.control.send("import", names=list(names), aside=aside)
 
     def fork(self, kind: str, called: str) -> Child:
         """Returns a process of this kind, which exists soon. It ends at once where the zygote does before."""
@@ -112,18 +126,19 @@ class Zygote:
         os.close(writing)
         if not sent:
             self._born(self._number, 0)
-        asyncio.get_running_loop().call_later(_LOOK_S, self._look, self._number)
+        asyncio.get_running_loop().call_later(self._look_s, self._look, self._number)
         return child
 
     def _look(self, number: int, looks: int = 1) -> None:
-        """Ends the zygote if it has not forked what it was asked for long ago: nobody else would notice, and
-        all that are asked for later would wait for it, too."""
+        """Ends the zygote if it has not forked what it was asked for long ago: nothing else would notice, and
+        all that are asked for later would wait for it, too. It should not import for as long as a process may
+        take to start."""
         if number not in self._forks or not self.usable:
             return
-        if self._imports and looks < _MOST_LOOKS:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look, number, looks + 1)
+        if self._imports and looks * self._look_s < START_S:
+            asyncio.get_running_loop().call_later(self._look_s, self._look, number, looks + 1)
             return
-        _log.error("zygote-hangs", child=self.pid)
+        self._log.error("zygote-hangs", child=self.pid)
         self.close()
 
     def _hand_over(self, child: Child, born: _Born, pid: int) -> None:
@@ -145,7 +160,7 @@ class Zygote:
         self.usable = False
         for number in list(self._forks):
             self._born(number, 0)
-        _log.debug("zygote-ended", code=code)
+        self._log.debug("zygote-ended", code=code)
         self._gone()
 
     def _hear(self, message: Message) -> None:
@@ -157,7 +172,7 @@ class Zygote:
             self._ready()
         elif message.word == "spoiled":
             self.spoiled = True
-            _log.warning("zygote-spoiled", why=str(body.get("why", "")))
+            self._log.warning("zygote-spoiled", why=str(body.get("why", "")))
             self.close()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """This module has the children of the supervisor: `python -m carpool.process.children engine|frontend
-CONTROL_FD`.
+CONTROL_FD`, or forks of a zygote that has imported this (`forking.py`).
 
 A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
 is named by the first message as `module:function`, so that this file knows neither models nor protocols.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import uvloop
 
@@ -295,5 +295,9 @@ async def _live(role: str, control: Control, stream: int) -> int:
         watching.cancel()
 
 
+def live_as(role: str, fd: int) -> NoReturn:
+    live_as_child(role, fd, partial(_live, role), uvloop.new_event_loop)
+
+
 if __name__ == "__main__":
-    live_as_child(sys.argv[1], int(sys.argv[2]), partial(_live, sys.argv[1]), uvloop.new_event_loop)
+    live_as(sys.argv[1], int(sys.argv[2]))

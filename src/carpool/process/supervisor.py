@@ -33,13 +33,13 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+from carpool.process.forking import ENGINE, FRONTEND
 from carpool.process.shared_settings import apply_log_settings
+from carpool.process.standby import Imports, Standby
 from carpool.process.stop_signals import heard_signals
 
 _log = logger("supervisor")
 
-
-_PROCESSES = "carpool.process.children"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
 _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end
@@ -61,6 +61,15 @@ class FrontendKind:
     start: str  # module:function, a StartFrontend
     count: int
     ports: Mapping[str, int]
+    imports: Sequence[str] = ()  # modules that it needs beside that of `start`
+
+    @property
+    def needs(self) -> Imports:
+        return Imports((module_of(self.start), *self.imports))
+
+
+def module_of(start: str) -> str:
+    return start.partition(":")[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +83,15 @@ class Post:
     is_up: bool = False  # until then it imports, which may hold its interpreter lock for long
     was_up: bool = False
     error: str = ""
-    delay: float = _FIRST_DELAY_S
+    delay: float = 0.0  # before the next is started: none for the first that dies
     kind: FrontendKind | None = None  # None for the engine
     arena: int = -1
     sockets: dict[str, list[socket.socket]] = field(default_factory=dict)
+
+    def back_off(self) -> float:
+        """Returns how long to wait before the next attempt; those after it wait longer."""
+        delay, self.delay = self.delay, min(max(2 * self.delay, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+        return delay
 
     def close(self) -> None:
         for listening in self.sockets.values():
@@ -100,16 +114,19 @@ class Supervisor:
         engine: str,
         frontends: Sequence[FrontendKind],
         begin: str = "",
+        imports: Sequence[str] = (),
         ready: Ready = lambda *_: None,
         loading: Callable[[LoadingStep], None] = lambda _step: None,
     ) -> None:
         """`loading` is told each step while the engine loads its models; `begin` names what its process does
-        first, before it imports the rest."""
+        first, before it imports the rest; `imports` are modules that it needs beside that of `engine`."""
         self._settings = settings
         self._began = time.monotonic()
         self._paths = list(paths)
         self._start_engine = engine
         self._begin_engine = begin
+        self._standby = Standby()
+        self._engine_needs = Imports((module_of(engine), *imports), before=bool(begin))
         self._ready = ready
         self._loading = loading
         self._engine = Post("engine", ENGINE_BLOCK)
@@ -146,6 +163,7 @@ class Supervisor:
             _log.info("listening", host=self._settings.host, **self.ports)
             stack.callback(Beats(self._look).stop)
             stack.callback(keep_history(self._table))
+            self._standby.begin()
             for post in (self._engine, *self._posts):
                 self._keepers[post] = asyncio.create_task(self._keep(post))
             code = await self._finished
@@ -159,10 +177,12 @@ class Supervisor:
         """Keeps one process after the other, until it is time to stop."""
         while not self._stopping.is_set():
             try:
-                child = post.child = self._fill(post)
+                child = await self._fill(post)
             except Exception as error:  # no process, no memory, no descriptor: there may be one later
                 await self._could_not_start(post, error)
                 continue
+            if child is None:
+                return
             watch = Watch(partial(self._pulses.read, post.block))
             post.guard = Watchdog(
                 child, watch, self._settings.watchdog_s, _log, "process", {"role": post.role}
@@ -192,7 +212,7 @@ class Supervisor:
             self._finish(EXIT_FAILED)
             await self._stopping.wait()
             return
-        delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
+        delay = post.back_off()
         _log.exception("process-not-started", role=post.role, error=str(error), again_in_s=delay)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay)
@@ -205,8 +225,8 @@ class Supervisor:
             await self._stopping.wait()
             return
         if child.age >= _STABLE_S:
-            post.delay = _FIRST_DELAY_S
-        delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
+            post.delay = 0.0
+        delay = post.back_off()
         if delay >= _DIVERT_S and sum(other.kind is post.kind for other in self._posts) > 1:
             post.close()
         fields = {"child": child.pid, "ending": _ending(code), "restart_in_s": delay}
@@ -215,13 +235,17 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay)
 
-    def _fill(self, post: Post) -> Child:
+    async def _fill(self, post: Post) -> Child | None:
+        """Returns None where it is time to stop by now."""
         post.error = ""
         if post.kind is None:
-            child = Child(_PROCESSES, "engine")
+            child = await self._standby.start(ENGINE, self._engine_needs)
         else:
             self._renew(post)
-            child = Child(_PROCESSES, "frontend")
+            child = await self._standby.start(FRONTEND, post.kind.needs)
+        if self._stopping.is_set():
+            child.abandon()
+            return None
         try:
             self._introduce(post, child)
         except BaseException:
@@ -241,7 +265,7 @@ class Supervisor:
             counts = {name: len(socks) for name, socks in post.sockets.items()}
             files = [post.arena, *shared, *listening]
             self._brief(child, post, files, start=post.kind.start, sockets=counts)
-        _log.info("process-started", role=post.role, child=child.pid)
+        _log.info("process-started", role=post.role, child=child.pid, forked=child.is_fork)
         post.child = child
         engine = self._engine.child
         for frontend in self._posts if post.kind is None else (post,):
@@ -302,6 +326,7 @@ class Supervisor:
             if post.child is not None:
                 post.child.kill()
         await asyncio.wait(self._keepers.values())
+        await self._standby.close()
 
     # Stopping.
 

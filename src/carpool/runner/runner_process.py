@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import importlib
 import logging
 import os
 import socket
@@ -48,6 +47,7 @@ from carpool.link.child_process import Control, Message, live_as_child, spare_th
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
+from carpool.link.zygote_process import import_all, live_as_zygote
 from carpool.memory.arena import take_memory
 from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, logger
@@ -56,13 +56,12 @@ from carpool.runner import compiler_process
 from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.runner.runner_text import RunnerText
-from carpool.runner.zygote import live_as_zygote
+from carpool.runner.zygote import bring_packages
 from carpool.vision.plans.settings import write as write_vision
 
 _log = logger("runner")
 _QUIET_S = 0.5  # without anybody who waits for an instance
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
-_NICER = 10
 _PICTURES_S = 1.0
 _COMPILING_SWITCH_S = 1e-5
 """How long the thread that compiles keeps the interpreter while batches want it: it is all Python, for
@@ -457,7 +456,7 @@ def import_compiler(pauses: Pauses, names: Sequence[str] = COMPILER_MODULES) -> 
     began, at = time.monotonic(), time.time()
     sys.setprofile(pauses)
     try:
-        _import_all(missing, 0)
+        import_all(missing, aside=False)
     finally:
         sys.setprofile(None)
     _log.info("compiler-imported", began=round(at, 3), seconds=round(time.monotonic() - began, 3))
@@ -486,29 +485,6 @@ def _entry(ready: Ready) -> ModelEntry:
 def _as_runner(record: logging.LogRecord) -> bool:
     record.name = "carpool.runner"
     return True
-
-
-def import_all(names: Sequence[str], *, aside: bool) -> None:
-    """Imports packages; with `aside`, when nothing else has to be done. In a thread, which alone has the
-    lower priority: who is not privileged never gets the higher one back, and the process needs it when it
-    takes over."""
-
-    if aside:
-        importing = threading.Thread(target=_import_all, args=(names, _NICER))
-        importing.start()
-        importing.join()
-    else:
-        _import_all(names, 0)
-
-
-def _import_all(names: Sequence[str], nicer: int) -> None:
-    if nicer:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nicer)
-    gc.disable()  # what is imported stays: to look for garbage in it takes a fifth of the time
-    for name in names:
-        with suppress(Exception):  # a model that needs it says so
-            importlib.import_module(name)
-    gc.enable()
 
 
 async def _live(names: Sequence[str], control: Control, stream: int) -> int:
@@ -541,7 +517,8 @@ def live_as_compiler(fd: int) -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1] == ZYGOTE:
-        live_as_zygote(int(sys.argv[-1]), import_all, {RUNNER: live_as_runner, COMPILER: live_as_compiler})
+        lives = {RUNNER: live_as_runner, COMPILER: live_as_compiler}
+        live_as_zygote(int(sys.argv[-1]), ("torch",), bring_packages, lives)
     if sys.argv[1] == COMPILER:
         live_as_compiler(int(sys.argv[-1]))
     live_as_runner(int(sys.argv[-1]), sys.argv[2:-1])
