@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from carpool.config.rollout_settings import RolloutSettings
-from carpool.rollout.rollout_file import Record, as_json, file_for, read_record, write_document
+from carpool.rollout.rollout_file import Record, as_json, file_for, read_record, set_aside, write_document
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.rollout_states import Rollout, State
 
@@ -96,15 +96,18 @@ def mutated(**changes: object) -> bytes:
         b"x" * (5 << 20),
     ],
 )
-def test_what_cannot_be_understood_is_moved_aside_and_told(tmp_path: Path, content: bytes) -> None:
+def test_what_cannot_be_understood_stays_until_something_is_written(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(content)
-    back, trouble = read_record(path)
-    assert back is None
-    assert "cannot be parsed" in trouble
-    assert not path.exists()
+    for _ in range(2):
+        back, trouble = read_record(path)
+        assert back is None
+        assert "cannot be parsed" in trouble
+    set_aside(path)
     (aside,) = tmp_path.iterdir()
     assert aside.name.startswith("r.json.unreadable-")
+    assert aside.read_bytes() == content
+    set_aside(path)
 
 
 def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -385,14 +387,43 @@ def test_other_files_after_a_restart_fail(tmp_path: Path) -> None:
         assert one.version() == "1"
 
 
-def test_a_state_file_that_cannot_be_read_does_not_stop_the_server(tmp_path: Path) -> None:
+def test_after_a_state_file_that_cannot_be_read_a_person_is_waited_for(tmp_path: Path) -> None:
+    """What was aborted is not begun again because its end was forgotten."""
     with staged(tmp_path, HELD) as one:
         one.until("canary")
+        one.act("abort")
     (file,) = (tmp_path / "state" / "rollouts").glob("*.json")
-    file.write_text("{")
+    cut = file.read_bytes()[:-20]
+    file.write_bytes(cut)
+    for _ in range(2):  # also after another restart
+        with staged(tmp_path) as one:
+            found = one.until("none")
+            assert "cannot be parsed" in found["trouble"]
+            assert "started by hand" in found["trouble"]
+            assert (found["actions"], one.version()) == (["start"], "1")
+        assert file.read_bytes() == cut
     with staged(tmp_path) as one:
+        one.until("none")
+        one.act("start")
         assert one.until("canary")["stable"] == "1"
-    assert list(file.parent.glob("*.unreadable-*"))
+    (aside,) = file.parent.glob("*.unreadable-*")
+    assert aside.read_bytes() == cut
+
+
+def test_of_two_servers_with_one_state_folder_one_moves_a_rollout(tmp_path: Path) -> None:
+    """The second names the first, serves what that had decided, and goes on with it when it is gone."""
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        one = first.enter_context(staged(tmp_path, HELD))
+        one.until("canary")
+        other = second.enter_context(staged(tmp_path))
+        found = other.until("none")
+        assert f"belongs to another server (process {os.getpid()}," in found["trouble"]
+        assert (found["actions"], other.version()) == ([], "1")
+        assert "belongs to another server" in other.act("start")[1]["error"]
+        one.act("abort")
+        first.close()
+        assert other.until("rolled-back")["stable"] == "1"
+        assert other.version() == "1"
 
 
 def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
     name, state = found["model"], found["state"]
     if state == "none":
         yield f"{name}: nothing is being rolled out; version {found['stable']} answers."
+        if trouble := found.get("trouble"):
+            yield _sentence(trouble)
         return
     stable, candidate = found["stable"], found["candidate"]
     yield f"{name}: {_where(found)}; {found['why'] or 'it waits for nothing'}."

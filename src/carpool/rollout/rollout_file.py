@@ -186,16 +186,16 @@ def write_document(path: Path, document: bytes) -> None:
 
 
 def read_record(path: Path) -> tuple[Record | None, str]:
-    """What was kept, if anything; and a sentence about a file that could not be read, which is out of the way
-    then: the server starts all the same. Who reads it is the next to write it: what a writer that was killed
-    has left is removed."""
+    """What was kept, if anything; and a sentence about a file that could not be read. It stays where it is,
+    since a person is to look at it. Who reads it is the next to write it: what a writer that was killed has
+    left is removed."""
     with contextlib.suppress(OSError):
         for left in path.parent.glob(f".{path.name}.*"):
             left.unlink()
     try:
         with open_regular(path) as file:
             data = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except OSError as error:
         return None, f"{path} cannot be read: {error.strerror or error}"
@@ -204,12 +204,13 @@ def read_record(path: Path) -> tuple[Record | None, str]:
             raise ValueError("it is too large")
         return _record(orjson.loads(data)), ""
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        aside = path.with_name(f"{path.name}.unreadable-{int(time.time())}")
-        try:
-            path.replace(aside)
-        except OSError as stuck:
-            return None, f"{path} cannot be parsed ({error}) or moved away: {stuck.strerror or stuck}"
-        return None, f"{path} cannot be parsed ({error}): it was renamed to {aside.name}"
+        return None, f"{path} cannot be parsed ({error})"
+
+
+def set_aside(path: Path) -> None:
+    """Makes room for a new state where one lies that cannot be read, and keeps that under another name."""
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{path.name}.unreadable-{int(time.time())}"))
 
 
 def _record(document: Mapping[str, Any]) -> Record:

@@ -122,6 +122,8 @@ class RegistryRollouts:
             return
         if stable not in serving:
             raise NotReady(f"version {stable} of {model} is not loaded: version {pin.version} waits")
+        if (held := self._rollouts.held(model)) is not None:
+            raise NotReady(held.why)
         plan = next(iter(serving.values())).config.rollout or RolloutSettings()
         why = f"{pin.address} points to it"
         try:

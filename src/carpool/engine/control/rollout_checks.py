@@ -29,6 +29,7 @@ from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
 from carpool.rollout.rollout_guards import GuardResult
 from carpool.rollout.rollout_states import Rollout, Traffic
+from carpool.rollout.state_claims import Held
 from carpool.types import TensorSpec
 
 _SCALES_WITH_THE_PICTURE = ("detect", "segment", "pose", "obb", "depth", "text_regions")
@@ -42,13 +43,16 @@ def pinned(
     by_hand: bool = False,
     serving: Collection[int] = (),
     sent_back: Collection[int] = (),
+    held: Held | None = None,
 ) -> ModelConfig:
     """Returns the settings with the versions that a rollout wants loaded: the one that serves first, and
     alone until it does, so that a candidate which does not load keeps nobody waiting. For any thread."""
     present = version_folders(folder)
     wanted: tuple[int, ...] = ()
     if rollout is None:
-        if config.rollout is not None and config.registry is None:
+        if held is not None and held.serving and int(held.serving) in present:
+            wanted = (int(held.serving),)
+        elif config.rollout is not None and config.registry is None:
             there = [version for version in serving if version in present]  # what serves goes on
             wanted = tuple(filter(None, (max(there, default=None) or first_pair(config, present)[0],)))
     elif config.registry is not None or not swapped_in(config, rollout, by_hand, present, sent_back):

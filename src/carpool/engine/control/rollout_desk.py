@@ -176,7 +176,7 @@ class RolloutDesk:
             return status_document(record, monotonic(), self.rollouts.route(watched), more)
         model = self._engine.control.known(name)
         serving = {} if model is None else model.serving
-        unfit = not_for_two(model)
+        unfit, held = not_for_two(model), self.rollouts.held(name)
         return {
             "model": name,
             "state": "none",
@@ -186,8 +186,9 @@ class RolloutDesk:
             "why": "nothing is being rolled out" + (f": {unfit}" if unfit else ""),
             "guards": {},
             "needs": [],
-            "actions": [] if unfit else ["start"],
+            "actions": [] if unfit or (held is not None and held.elsewhere) else ["start"],
             "history": [],
+            "trouble": "" if held is None else without_paths(held.why, self._engine.folders),
         }
 
     def _not_loaded(self, name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -47,10 +48,11 @@ from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.capacity import MinuteRates, carries
-from carpool.rollout.rollout_file import Record, file_for, of_the_first, read_record
+from carpool.rollout.rollout_file import Record, file_for, of_the_first, read_record, set_aside
 from carpool.rollout.rollout_guards import Counts, look, together
 from carpool.rollout.rollout_states import Rollout, State, advance, failed, retired
 from carpool.rollout.shared_places import place_of
+from carpool.rollout.state_claims import Held, StateClaims
 
 log = logger("rollout")
 
@@ -69,6 +71,8 @@ class Rollouts(LoadListener):
         self._control = host.engine.control
         self._folder = settings.state_dir
         self._models: dict[str, WatchedRollout | None] = {}  # None: there is none, which was looked up
+        self._held: dict[str, Held] = {}  # by model, of those whose state says nothing that can be acted on
+        self._claims = StateClaims(f"process {os.getpid()}, HTTP port {settings.http_port}")
         self._busy: set[str] = set()  # models that are being brought to what their rollout wants
         self._asked: set[str] = set()  # and those of which somebody has asked so
         self.disk = ThreadPoolExecutor(1, thread_name_prefix="rollouts")  # files are written in their order
@@ -93,6 +97,7 @@ class Rollouts(LoadListener):
             if task is not None:
                 task.cancel()
         self.disk.shutdown(wait=True)
+        self._claims.close()
 
     # ---- which versions are loaded ----------------------------------------------------------------------
 
@@ -106,7 +111,8 @@ class Rollouts(LoadListener):
         watched = self.known(model.name, model.places[0])
         serving = tuple(model.serving)
         if watched is None:
-            return partial(pinned, rollout=None, serving=serving)
+            held = self._held.get(model.name)
+            return partial(pinned, rollout=None, serving=serving, held=held)
         self._check_files(watched, files)
         record = watched.record
         sent_back = tuple(map(int, record.sent_back))
@@ -118,16 +124,53 @@ class Rollouts(LoadListener):
         """Returns its rollout, the last or the one under way; from the file the first time."""
         if name not in self._models:
             self._models[name] = None
-            file = None if self._folder is None else file_for(self._folder, name, home)
-            record, trouble = (None, "") if file is None else read_record(file)
-            if trouble:
-                log.error("rollout-not-read", model=name, error=trouble)
-            if record is not None and record.model == name:
-                watched = WatchedRollout(record, file)
-                watched.guards = look(record.plan, record.judged_in, record.counts)
-                self._watch(watched)
-                log.info("rollout-read", model=name, state=str(record.rollout.state))
+            if self._folder is not None:
+                self._read(name, file_for(self._folder, name, home))
         return self._models[name]
+
+    def _read(self, name: str, file: Path) -> None:
+        """Reads what was kept. Where that cannot be read, or is another server's, nothing begins by
+        itself."""
+        holder = self._claim(file)
+        if holder and self.shared is not None:
+            return  # what all replicas share says it as well
+        record, trouble = read_record(file)
+        record = record if record is not None and record.model == name else None
+        if holder:
+            trouble = f"{file} belongs to another server ({holder}), which alone moves this rollout"
+        elif trouble:
+            trouble += ": no rollout begins by itself until one is started by hand"
+        if trouble:
+            serving = "" if record is None else record.rollout.serving
+            self._held[name] = Held(trouble, bool(holder), serving)
+            log.error("rollout-held", model=name, error=trouble)
+        elif record is not None:
+            watched = WatchedRollout(record, file)
+            watched.guards = look(record.plan, record.judged_in, record.counts)
+            self._watch(watched)
+            log.info("rollout-read", model=name, state=str(record.rollout.state))
+
+    def _claim(self, file: Path) -> str:
+        """Returns who has this state, if another server does. A folder that cannot be written to is nobody's:
+        that is reported when something is written."""
+        try:
+            return self._claims.take(file)
+        except OSError:
+            return ""
+
+    def held(self, name: str) -> Held | None:
+        """Returns why the rollout of this model waits, if it does."""
+        return self._held.get(name)
+
+    def _take_over(self, name: str) -> None:
+        """Goes on with a rollout once the server that had it is gone."""
+        home = self.home(name)
+        if home is None or self._folder is None or self._claim(file_for(self._folder, name, home)):
+            return
+        del self._held[name]
+        self._models.pop(name, None)
+        self.known(name, home)
+        self.bring(name)
 
     def _watch(self, watched: WatchedRollout) -> None:
         record = watched.record
@@ -202,7 +245,7 @@ class Rollouts(LoadListener):
         present = await asyncio.to_thread(version_folders, home)
         stable = max(model.serving, default=0) if watched is None else int(watched.record.rollout.stable)
         config = next((served.config for served in model.serving.values()), None)
-        if config is None or config.registry is not None:
+        if config is None or config.registry is not None or name in self._held:
             return  # what follows a registry is rolled out when an alias moves
         gone = stable not in model.serving and stable not in present  # and another had to serve
         if gone or (watched is not None and _swapped(watched.record, config, model)):
@@ -238,6 +281,8 @@ class Rollouts(LoadListener):
         by_hand: bool = False,
     ) -> None:
         """From here on its versions are what the rollout says; `bring` loads them."""
+        if (held := self._held.get(name)) is not None and held.elsewhere:
+            raise WrongState(held.why)
         home, before = self.home(name), self.find(name)  # who was there first may be written down meanwhile
         assert home is not None  # who asks has looked
         if unfit := not_for_two(self._control.known(name)):
@@ -258,7 +303,10 @@ class Rollouts(LoadListener):
         if before is not None:
             record.sent_back, record.rollbacks = before.record.sent_back, before.record.rollbacks
             record.history = before.record.history if before.record.begun else []
-        watched, rollout = WatchedRollout(record, self._file(name)), record.rollout
+        file = self._file(name)
+        if self._held.pop(name, None) is not None and file is not None:
+            self.disk.submit(set_aside, file)
+        watched, rollout = WatchedRollout(record, file), record.rollout
         record.note(time.time(), "", rollout.why)
         self._watch(watched)
         log.info("rollout", model=name, **rollout.facts())
@@ -267,7 +315,8 @@ class Rollouts(LoadListener):
 
     def _file(self, name: str) -> Path | None:
         home = self.home(name)
-        return None if self._folder is None or home is None else file_for(self._folder, name, home)
+        file = None if self._folder is None or home is None else file_for(self._folder, name, home)
+        return None if file is None or self._claim(file) else file
 
     def take(self, name: str, version: int) -> None:
         """Another version is stable from the next load on, without a rollout: none is under way."""
@@ -502,6 +551,8 @@ class Rollouts(LoadListener):
                     await self._look(watched, monotonic())
                 except Exception:
                     log.exception("rollout-tick-failed", model=watched.record.model)
+            for name in [name for name, held in self._held.items() if held.elsewhere]:
+                self._take_over(name)
 
     async def _look(self, watched: WatchedRollout, now: float) -> None:
         record = watched.record
