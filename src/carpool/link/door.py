@@ -282,6 +282,8 @@ class Answer:
     finish: str = ""  # of the last part of a text, why it ends: one of `records.FINISHES`
     last: bool = False  # of a part with which its model has said that no other will come
     text: str = ""  # of a part, where that is a piece of text about a picture
+    held: Call | None = None  # gives back what the outputs lie in, when the answer was written
+    taken: bool = False  # the answer is being written, and its writer releases what is held
 
 
 class PipelineBooking(Protocol):

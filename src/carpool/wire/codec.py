@@ -15,6 +15,7 @@ import orjson
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
+from carpool.wire.slices import SlicedJson, Values, is_long
 
 _CACHED_HEADS = 256
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -34,6 +35,7 @@ class Encoded(NamedTuple):
     buffers: list[Buffer]
     size: int
     header_length: int | None  # for Inference-Header-Content-Length; None when nothing is binary
+    json: SlicedJson | None = None  # the head, where it is too long to be written at once
 
 
 _NONE_PLACED: Mapping[str, Placed] = {}
@@ -47,14 +49,16 @@ def encode_response(
     labels: Mapping[str, Sequence[str]] = _NO_LABELS,
     batched: bool = True,
     placed: Mapping[str, Placed] = _NONE_PLACED,
+    sliced: bool = False,
 ) -> Encoded:
     """The answer as the client asked for it: `outputs` and `binary_output` are the request's.
 
-    Outputs that are wanted in shared memory must be there already, and in `placed`.
+    Outputs that are wanted in shared memory must be there already, and in `placed`. With `sliced`, JSON that
+    is long is still to be written: `Encoded.json`, and only what stands behind it is in the buffers.
     """
     if is_all_binary(response, outputs, binary_output):
         return _encode_binary(response)
-    return _encode_listed(response, outputs, binary_output, labels, batched, placed)
+    return _encode_listed(response, outputs, binary_output, labels, batched, placed, sliced)
 
 
 def _encode_listed(
@@ -64,6 +68,7 @@ def _encode_listed(
     labels: Mapping[str, Sequence[str]],
     batched: bool,
     placed: Mapping[str, Placed],
+    sliced: bool,
 ) -> Encoded:
     """Encodes each output in the form that was asked for."""
     listed: list[dict[str, Any]] = []
@@ -72,7 +77,7 @@ def _encode_listed(
         for tensor in response.outputs:
             if not binary_output:
                 check_form(RequestedOutput(tensor.name), tensor.datatype)
-            listed.append(_list_tensor(tensor, binary_output, "output", tail))
+            listed.append(_list_tensor(tensor, binary_output, "output", tail, sliced))
     produced = {tensor.name: tensor for tensor in response.outputs} if outputs else {}
     for output in outputs:
         if output.name not in produced:
@@ -83,14 +88,13 @@ def _encode_listed(
         tensor = produced[output.name]
         if output.classification or not output.binary:
             tensor = as_requested(output, tensor, labels.get(output.name, ()), batched=batched)
-        listed.append(_list_tensor(tensor, output.binary, "output", tail))
+        listed.append(_list_tensor(tensor, output.binary, "output", tail, sliced))
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         document["id"] = response.id
     if response.parameters:
         document["parameters"] = response.parameters
-    document["outputs"] = listed
-    return _join(document, tail)
+    return _join(document, tail, listed)
 
 
 def is_all_binary(response: InferResponse, outputs: Sequence[RequestedOutput], binary_output: bool) -> bool:
@@ -223,8 +227,11 @@ def check_array(tensor: Tensor, kind: str) -> None:
         )
 
 
-def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) -> dict[str, Any]:
-    """The tensor's entry in the JSON head; its bytes are added to the tail when it is binary."""
+def _list_tensor(
+    tensor: Tensor, binary: bool, kind: str, tail: list[Buffer], sliced: bool = False
+) -> dict[str, Any]:
+    """The tensor's entry in the JSON head; its bytes are added to the tail when it is binary. With `sliced`,
+    values that are long are still to be written."""
     check_array(tensor, kind)
     entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
     if binary:
@@ -232,7 +239,7 @@ def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) ->
         tail.append(data)
         entry["parameters"] = {"binary_data_size": len(data)}
     else:
-        entry["data"] = to_json(tensor, kind)
+        entry["data"] = Values(tensor) if sliced and is_long(tensor) else to_json(tensor, kind)
     return entry
 
 
@@ -248,7 +255,28 @@ def _list_placed(name: str, placed: Placed | None) -> dict[str, Any]:
     }
 
 
-def _join(document: dict[str, Any], tail: list[Buffer]) -> Encoded:
+def _in_slices(document: dict[str, Any], listed: Sequence[dict[str, Any]]) -> SlicedJson:
+    """Returns the document with these outputs at its end, as `_join` would write it."""
+    parts: list[bytes | Values] = [orjson.dumps(document)[:-1] + b',"outputs":[']
+    for number, entry in enumerate(listed):
+        values = entry.get("data")
+        if isinstance(values, Values):
+            del entry["data"]
+            parts += [orjson.dumps(entry)[:-1] + b',"data":[', values, b"]}"]
+        else:
+            parts.append(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY))
+        parts.append(b"," if number + 1 < len(listed) else b"]}")
+    return SlicedJson(parts)
+
+
+def _join(
+    document: dict[str, Any], tail: list[Buffer], outputs: Sequence[dict[str, Any]] | None = None
+) -> Encoded:
+    """Writes the document, at its end the outputs of an answer."""
+    if outputs is not None:
+        if any(entry.get("data").__class__ is Values for entry in outputs):
+            return Encoded(tail, sum(map(len, tail)), None, _in_slices(document, outputs))
+        document["outputs"] = outputs
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     size = len(head) + sum(map(len, tail))
     return Encoded([head, *tail], size, len(head) if tail else None)

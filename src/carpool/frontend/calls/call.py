@@ -56,7 +56,7 @@ class ClientCall(RequestPlacement):
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,
-        as the answer to this request."""
+        as the answer to this request. What goes on when this returns is marked as `Answer.taken`."""
         raise NotImplementedError
 
     def _say_part(self, answer: Answer) -> None:
@@ -142,16 +142,20 @@ class ClientCall(RequestPlacement):
     def _finish(self, answer: Answer, placed: WherePlaced | None = dict) -> None:
         """Answer, and give back what the door holds. Never raises, since others wait behind it."""
         call, self._call = self._call, None  # it knows us too
+        taken = False
         try:
             if self.state == OVER:
                 return  # the client left while a thread worked
             if isinstance(answer, Made):
                 self._adopt(answer)
+            else:
+                answer.held = call
             if answer.error is not None or placed is None:
                 heard = not isinstance(answer, Made) or answer.heard
                 self._fail(answer.error or stopping(), answer.timing if heard else None)
             else:
                 self._answer(answer, placed())
+                taken = answer.taken
             if answer.outside is not None:  # how long its client waited beyond what the engine sees
                 now = monotonic()
                 answer.outside.seen(self.unread + now - answer.sent, now)
@@ -160,7 +164,7 @@ class ClientCall(RequestPlacement):
         except Exception as fault:
             self._fail_unexpectedly(fault)
         finally:
-            if call is not None:
+            if call is not None and not taken:
                 call.release()
 
     def _adopt(self, made: Made) -> None:
@@ -173,12 +177,16 @@ class ClientCall(RequestPlacement):
         self._done_at = made.done_at or self._done_at
         self._offered_at = made.offered_at or self._done_at
 
-    def _answer(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        """Send it; then those hear of it who only look on."""
-        if isinstance(answer, Made):
-            self._write(answer, answer.placed, answer.kept)
-        else:
-            self._write(answer, placed)
+    def _answer(self, answer: Answer, placed: Mapping[str, Placed], *, begun: bool = False) -> None:
+        """Send it; then those hear of it who only look on. One that is long is only prepared here, and this
+        is called again when it has `begun`."""
+        if not begun:
+            if isinstance(answer, Made):
+                self._write(answer, answer.placed, answer.kept)
+            else:
+                self._write(answer, placed)
+            if answer.taken:
+                return
         self.state = OVER
         now = monotonic()
         times = self._offered_at, self._done_at, now

@@ -115,8 +115,10 @@ class PlacedCall(RequestPlacement):
             where = placed() if error is None and placed is not None else {}
             made = Made(answer.outputs, error, answer.timing, answer.sent, answer.outside, answer.degraded)
             made.entry, made.pictures, made.placed = self.entry, pictures, where
-            made.offered_at, made.done_at = times
+            made.offered_at, made.done_at, made.held = *times, call
             self._tell(made)
+            if made.taken:
+                call = None
         except CarpoolError as wrong:
             self._tell(not_made(wrong, heard=True, timing=answer.timing))
         except Exception:

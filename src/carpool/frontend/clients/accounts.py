@@ -221,10 +221,10 @@ class Accounts:
         account.stakes[kind][stake] = None
         return stake
 
-    def body(self, name: str, now: float) -> Stake:
+    def body(self, name: str, now: float, holder: Holder | None = None) -> Stake:
         """Returns a stake for bytes that belong to no connection or call of their own."""
         account = self._accounts.get(name)
-        return Stake(self.account(name, now) if account is None else account, CALL, None, now)
+        return Stake(self.account(name, now) if account is None else account, CALL, holder, now)
 
     def _one_yields(self, account: Account, kind: int, now: float, quiet_s: float) -> bool:
         stakes = account.stakes[kind]

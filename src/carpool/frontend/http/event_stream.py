@@ -7,14 +7,17 @@ does not read is cut off when an event comes and more than a bounded number of b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from carpool.errors import Cancelled, CarpoolError
-from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.exchange import Buffer, Exchange
+from carpool.frontend.http.long_answer import LongBody, LongEvents
 from carpool.observe.columns import BYTES_SENT
 from carpool.observe.counters import Row
+from carpool.wire.slices import Sliced, SlicedBytes, SlicedJson
 
 MOST_UNREAD = 256 * 1024
 """Bytes that may wait for a client, beyond what its socket takes, when the next event comes: one event may be
@@ -31,9 +34,10 @@ def as_event(data: bytes) -> bytes:
 
 
 class EventStream:
-    """Represents the answer to one exchange. Of the loop's thread."""
+    """Represents the answer to one exchange. Of the loop's thread. Implements `AnswerReader`, for events that
+    are written in pieces: what comes behind one of those waits for it."""
 
-    __slots__ = ("__weakref__", "_chunked", "_exchange")
+    __slots__ = ("__weakref__", "_chunked", "_ending", "_exchange", "_long")
 
     def __init__(self, exchange: Exchange, fields: bytes = b"") -> None:
         """Sends the head; `fields` are more of it."""
@@ -41,14 +45,25 @@ class EventStream:
         if exchange.who is not None:
             exchange.who.streams.add(self)
         self._chunked = exchange.begin(EVENT_FIELDS + fields)
+        self._long = deque[int]()  # bytes of events that are written in pieces, or wait for that
+        self._ending = False
 
     def send(self, events: Iterable[bytes]) -> None:
         """Sends events, each of them one line of data. Raises `Cancelled` for a client that reads too slowly,
         who is gone then; one that has left is passed over in silence."""
         data = b"".join(map(as_event, events))
-        if data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
-            self._exchange.cut()
-            raise Cancelled(f"the client has left more than {MOST_UNREAD} bytes unread", reason="slow-reader")
+        if self._long:
+            self._write(SlicedBytes((data,)), _nothing, _not_counted)
+        elif data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
+            self._cut()
+
+    def _cut(self) -> NoReturn:
+        self._exchange.cut()
+        raise Cancelled(f"the client has left more than {MOST_UNREAD} bytes unread", reason="slow-reader")
+
+    def send_long(self, event: SlicedJson, ended: Callable[[], None], sent: Callable[[int], None]) -> None:
+        """Sends one event in pieces, and calls `ended` when nothing of it is needed any more."""
+        self._write(event.within(b"data: ", b"\n\n"), ended, sent)
 
     def key_ended(self) -> None:
         """The key that it was asked with is removed: nothing more is sent, or worked on."""
@@ -58,10 +73,52 @@ class EventStream:
             leave()
 
     def end(self) -> None:
-        self._exchange.end(b"0\r\n\r\n" if self._chunked else b"")
+        if self._long:
+            self._ending = True
+        else:
+            self._exchange.end(b"0\r\n\r\n" if self._chunked else b"")
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
+    def _write(self, content: Sliced, ended: Callable[[], None], sent: Callable[[int], None]) -> None:
+        if self._exchange.unsent and sum(self._long) > MOST_UNREAD:
+            ended()
+            self._cut()
+        self._long.append(content.held)
+        events = LongEvents(_nothing, self._failed, ended, sent)
+        self._exchange.respond_long(LongBody(content, events), self)
+
+    def _failed(self, _error: CarpoolError) -> None:
+        self._exchange.cut()
+
+    # ── as `AnswerReader` ──
+
+    @property
+    def unsent(self) -> int:
+        return self._exchange.unsent
+
+    def begin_long(self, _fields: bytes, _length: int | None) -> bool:
+        return self._chunked
+
+    def send_view(self, piece: Buffer) -> None:
+        self._exchange.go_on(bytes(piece))
+
+    def end_long(self, *, chunked: bool) -> None:
+        self._long.popleft()
+        if self._ending and not self._long:
+            self.end()
+
+    def abort(self) -> None:
+        self._exchange.cut()
+
+
+def _nothing() -> None:
+    """Does nothing, since nobody waits for it."""
+
+
+def _not_counted(_size: int) -> None:
+    """Does nothing, since it was counted before."""
 
 
 class Written(NamedTuple):

@@ -35,6 +35,7 @@ from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
     from carpool.frontend.access.keys import Principal
+    from carpool.frontend.http.long_answer import AnswerReader, LongBody
     from carpool.frontend.http.parsing import HttpHead
 
 Buffer = bytes | bytearray | memoryview
@@ -180,6 +181,10 @@ class Answerer(Protocol):
 
     def answer(self, status: int, fields: bytes, body: Body) -> None: ...
 
+    def answer_long(self, exchange: Exchange, body: LongBody, reader: AnswerReader | None = None) -> None:
+        """Writes a 200 in pieces, or what a `reader` makes of them."""
+        ...
+
     def make_room(self) -> bool: ...
 
     def begin_answer(self, fields: bytes) -> bool:
@@ -212,6 +217,9 @@ class Before:
 
     def answer(self, status: int, fields: bytes, body: Body) -> None:
         self._connection.answer(status, fields, body)
+
+    def answer_long(self, exchange: Exchange, body: LongBody, reader: AnswerReader | None = None) -> None:
+        self._connection.answer_long(exchange, body, reader)
 
 
 class Exchange:
@@ -265,6 +273,13 @@ class Exchange:
         connection.answer(status, fields, body)
         return True
 
+    def respond_long(self, body: LongBody, reader: AnswerReader | None = None) -> None:
+        """Answers 200 with a body in pieces, each in its turn: see `LongAnswer`."""
+        if self._connection is None:
+            body.events.ended()
+        else:
+            self._connection.answer_long(self, body, reader)
+
     # ── an answer in pieces: see `EventStream` ──
 
     def begin(self, fields: bytes) -> bool:
@@ -280,6 +295,11 @@ class Exchange:
         unread = connection.unsent
         connection.send(data)
         return unread
+
+    @property
+    def unsent(self) -> int:
+        """Returns how many bytes the client has still to take."""
+        return 0 if self._connection is None else self._connection.unsent
 
     def end(self, data: bytes) -> None:
         connection, self._connection, self.on_disconnect = self._connection, None, None

@@ -24,6 +24,7 @@ from carpool.frontend.http.http_service import HttpService, Starter
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
+from carpool.frontend.http.long_answer import LongBody
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
 from carpool.frontend.pictures.sent_pictures import from_base64
@@ -33,6 +34,7 @@ from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor
 from carpool.vision.picture_answers import Options
 from carpool.wire.head import RequestHead, check_cost, load_object
+from carpool.wire.slices import SlicedJson, Values, is_long
 from carpool.wire.v2 import Placed
 
 _EXACTLY_ONE = (
@@ -94,7 +96,7 @@ class GenerateCall(HttpCall):
     def __init__(self, route: GenerateRoute, exchange: Exchange, target: InferTarget) -> None:
         super().__init__(route, exchange, target, None)
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
-        self._only: bytes | None = None
+        self._only: bytes | SlicedJson | None = None
         self._streams = route.streams
         self.refuses_many = ""  # but of a text that is written, all at once
 
@@ -115,24 +117,34 @@ class GenerateCall(HttpCall):
 
     def _say_part(self, answer: Answer) -> None:
         document = as_document(self.entry, self.head.id, answer.outputs)
-        if self._streams:
+        if not self._streams:
+            if self._only is not None:
+                raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
+            self._only = document
+        elif isinstance(document, bytes):
             self._stream().send([document])
             self.service.server_row.add(BYTES_SENT, len(document))
-        elif self._only is not None:
-            raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
         else:
-            self._only = document
+            answer.taken = True
+            sent = partial(self.service.server_row.add, BYTES_SENT)
+            self._stream().send_long(document, partial(self._written, answer), sent)
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if not self.entry.in_parts(self.refuses_many):
             self._say_part(answer)
         if self._streams:
             self._stream().end()  # also of one without events
+            if answer.taken:
+                self._answer(answer, placed, begun=True)
             return
         if self._only is None:
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
-        self.service.server_row.add(BYTES_SENT, len(self._only))
-        self._exchange.respond(200, _JSON + TIMING % self._times(answer.timing), self._only)
+        fields = _JSON + TIMING % self._times(answer.timing)
+        if isinstance(self._only, bytes):
+            self.service.server_row.add(BYTES_SENT, len(self._only))
+            self._exchange.respond(200, fields, self._only)
+        else:
+            self._respond_long(LongBody(self._only, self._long_events(answer, placed), fields), answer)
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         if self._events is None and self._streams and isinstance(error, ModelError):
@@ -333,14 +345,33 @@ def _is_too_long(value: object) -> bool:
     return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
 
 
-def as_document(entry: ModelEntry, request_id: str, outputs: Sequence[Tensor]) -> bytes:
-    """One line of JSON: an output with a single element is that, others are lists of theirs."""
+def as_document(entry: ModelEntry, request_id: str, outputs: Sequence[Tensor]) -> bytes | SlicedJson:
+    """One line of JSON: an output with a single element is that, others are lists of theirs. What takes long
+    is still to be written."""
     document: dict[str, Any] = {"model_name": entry.name, "model_version": entry.version}
     if request_id:
         document["id"] = request_id
+    sliced = False
     for tensor in outputs:
+        if is_long(tensor):
+            sliced = True
+            document[tensor.name] = Values(tensor, as_python=True)
+            continue
         values = tensor.data.ravel().tolist()
         if tensor.datatype is Datatype.BYTES:
             values = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values]
         document[tensor.name] = values[0] if len(values) == 1 else values
-    return orjson.dumps(document)
+    return _in_slices(document) if sliced else orjson.dumps(document)
+
+
+def _in_slices(document: Mapping[str, Any]) -> SlicedJson:
+    parts: list[bytes | Values] = []
+    for key, value in document.items():
+        parts.append((b"," if parts else b"{") + orjson.dumps(key) + b":")
+        if not isinstance(value, Values):
+            parts.append(orjson.dumps(value))
+        elif value.data.size == 1:
+            parts.append(value)
+        else:
+            parts += [b"[", value, b"]"]
+    return SlicedJson([*parts, b"}"])

@@ -18,6 +18,7 @@ from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, takes_lo
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, choose_encoding
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
+from carpool.frontend.http.long_answer import LONG_ANSWER, LongBody, LongEvents, WholeBody
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
@@ -43,6 +44,7 @@ from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming
 from carpool.wire.head import parse_head
+from carpool.wire.slices import SlicedBytes, SlicedJson
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Buffer,
@@ -70,6 +72,7 @@ TIMING: Final = (
 VERSION: Final = b"X-Carpool-Version: %b\r\n"
 _JSON_ANSWER: Final = b"Content-Type: application/json\r\n" + TIMING
 _BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
+_MIXED_ANSWER = b"Content-Type: application/octet-stream\r\n" + TIMING
 _JOINED: Final = 8 * 1024  # up to here one more copy is cheaper than sending pieces
 _JSON_NUMBER: Final = 32  # bytes, with its comma and some space
 _TYPED_NUMBER: Final = 10  # the longest that protobuf writes
@@ -369,10 +372,12 @@ class HttpCall(ClientCall):
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
     def encode(self, made: Made) -> Kept:
-        buffers, _, length = self._encoded(made, made.placed)
+        buffers, _, length, _ = self._encoded(made, made.placed, sliced=False)
         return Kept(b"".join(buffers), length)
 
-    def _encoded(self, answer: Answer, placed: Mapping[str, Placed], request_id: str = "") -> Encoded:
+    def _encoded(
+        self, answer: Answer, placed: Mapping[str, Placed], request_id: str = "", *, sliced: bool = True
+    ) -> Encoded:
         entry, head, outputs = self.entry, self.head, answer.outputs
         of_steps = answer.timing.__class__ is StepTiming
         response = InferResponse(entry.name, list(outputs), entry.version, request_id)
@@ -384,6 +389,7 @@ class HttpCall(ClientCall):
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
             placed=placed,
+            sliced=sliced,
         )
         bare = not of_steps and not head.id and is_all_binary(response, asked, head.binary_output)
         if bare and isinstance(outputs, DeclaredOutputs) and encoded.header_length is not None:
@@ -396,15 +402,18 @@ class HttpCall(ClientCall):
         outputs = answer.outputs
         declared = outputs if isinstance(outputs, DeclaredOutputs) and not of_steps else None
         known = None if declared is None else declared.known(head)
+        json: SlicedJson | None = None
         if kept is not None:
-            buffers, size, length = with_id(kept.body, kept.header_length, head.id)
+            buffers, size, length, _ = with_id(kept.body, kept.header_length, head.id)
         elif declared is not None and known is not None:
             buffers, length = [known[0], *declared.pieces()], len(known[0])
             size = sum(map(len, buffers))
         else:
-            buffers, size, length = self._encoded(answer, placed, head.id)
+            buffers, size, length, json = self._encoded(answer, placed, head.id)
         times = self._times(answer.timing)
-        if length is None:
+        if json is not None and buffers:
+            fields, encoding = _MIXED_ANSWER % times, asked.binary_encoding
+        elif length is None:
             fields, encoding = _JSON_ANSWER % times, asked.json_encoding
         else:
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
@@ -415,11 +424,59 @@ class HttpCall(ClientCall):
         if self.rollout is not None:
             fields += VERSION % entry.version.encode()
         fields += self.more_fields
+        if json is not None or size > LONG_ANSWER:
+            self._write_in_pieces(answer, placed, fields, Encoded(buffers, size, length, json), encoding)
+            return
         if encoding is not None and size >= WORTH_COMPRESSING:
             self._route.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return
         self.service.server_row.add(BYTES_SENT, size)
         self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
+
+    def _write_in_pieces(
+        self,
+        answer: Answer,
+        placed: Mapping[str, Placed],
+        fields: bytes,
+        encoded: Encoded,
+        encoding: bytes | None,
+    ) -> None:
+        """Writes what would hold up the loop. Until that is over, the answer has what its outputs lie in."""
+        buffers, size, _, json = encoded
+        service = self._route.service
+        events = self._long_events(answer, placed)
+        body: LongBody
+        if encoding is not None or (json is not None and buffers):
+            body = WholeBody(json, buffers, events, fields, encoding, service.threads)
+        elif json is not None:
+            body = LongBody(json, events, fields)
+        else:
+            body = LongBody(SlicedBytes(buffers), events, fields, size)
+        self._respond_long(body, answer)
+
+    def _long_events(self, answer: Answer, placed: Mapping[str, Placed]) -> LongEvents:
+        return LongEvents(
+            begun=partial(self._begun, answer, placed),
+            failed=partial(self._fail, timing=answer.timing),
+            ended=partial(self._written, answer),
+            sent=partial(self.service.server_row.add, BYTES_SENT),
+        )
+
+    def _respond_long(self, body: LongBody, answer: Answer) -> None:
+        if answer.held is None and answer.outputs:  # they may end when this returns
+            body.move()
+        answer.taken = True
+        self._exchange.respond_long(body)
+
+    def _begun(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+        """The head is out: a client that sends no more may still read."""
+        self._exchange.on_disconnect = None
+        self._answer(answer, placed, begun=True)
+
+    def _written(self, answer: Answer) -> None:
+        held, answer.held = answer.held, None
+        if held is not None:
+            held.release()
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         more = b"" if times is None else TIMING % times

@@ -7,11 +7,15 @@ The weight that Envoy makes of it is images per second over utilization: what th
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from carpool.frontend.http.exchange import Answerer, Before, Body, Exchange
 from carpool.frontend.http.parsing import HttpHead
 from carpool.observe.columns import CAPACITY, LOAD
 from carpool.observe.counters import Table
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.long_answer import AnswerReader, LongBody
 
 FORMAT_FIELD = b"endpoint-load-metrics-format"
 """With this a request asks for it, and says how: text or json."""
@@ -63,5 +67,11 @@ class _Reporting(Before):
         self._as_json = as_json
 
     def answer(self, status: int, fields: bytes, body: Body) -> None:
-        told = self._report.json if self._as_json else self._report.text
-        self._connection.answer(status, fields + told, body)
+        self._connection.answer(status, fields + self._told(), body)
+
+    def answer_long(self, exchange: Exchange, body: LongBody, reader: AnswerReader | None = None) -> None:
+        body.fields += self._told()
+        self._connection.answer_long(exchange, body, reader)
+
+    def _told(self) -> bytes:
+        return self._report.json if self._as_json else self._report.text

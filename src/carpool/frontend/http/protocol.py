@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 from typing import Final, cast
@@ -27,6 +28,7 @@ from carpool.frontend.http.exchange import (
     CONTINUE,
     Body,
     BodyPlan,
+    Buffer,
     Collect,
     Exchange,
     Fault,
@@ -37,6 +39,7 @@ from carpool.frontend.http.exchange import (
     stream_head,
 )
 from carpool.frontend.http.limits import KIB, MIB
+from carpool.frontend.http.long_answer import AnswerReader, LongAnswer, LongBody
 from carpool.frontend.http.parsing import HeadFinder, HttpHead
 from carpool.frontend.http.shared import BODY_READ, Shared
 
@@ -69,7 +72,7 @@ class Connection:
 
     __slots__ = (
         "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_expected", "_finder", "_head", "_intake",
-        "_keep", "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
+        "_keep", "_known", "_known_raw", "_long", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
         "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled",
         "_transport", "_written", "stake",
     )  # fmt: skip
@@ -104,6 +107,7 @@ class Connection:
         self._keep = True  # the connection outlives the current request
         # what is sent
         self._stalled = False  # the client does not read as fast as we answer
+        self._long: deque[LongAnswer] | None = None  # the first is being written
         self._written = 0  # bytes, ever
         self.stake: Stake | None = None  # of its client's account
 
@@ -222,6 +226,8 @@ class Connection:
         self._stalled = False
         if self.stake is not None:
             self._shared.accounts.read(self.stake, self.stake.unread)
+        if self._long:
+            self._long[0].drained()
         if self._phase == HEAD:
             self._continue()
 
@@ -537,10 +543,8 @@ class Connection:
         head = self._head
         if self._phase == BODY and self._keep:
             self._keep = self._worth_skipping(cast(HttpHead, head))
-        if not self._keep:
-            fields += b"connection: close\r\n"
-        elif head is not None and head.http_minor == 0:
-            fields += b"connection: keep-alive\r\n"
+        if not self._keep or (head is not None and head.http_minor == 0):
+            fields = self._with_end(fields)
         self._send_answer(status, fields, body, head is not None and head.method == "HEAD")
         if self._phase == WAITING:
             self._next_request()
@@ -549,6 +553,15 @@ class Connection:
             self._since = monotonic()
         else:
             self._linger()
+
+    def _with_end(self, fields: bytes) -> bytes:
+        """Adds what becomes of the connection, where its client would not expect that."""
+        if not self._keep:
+            return fields + b"connection: close\r\n"
+        return fields + b"connection: keep-alive\r\n" if self._is_old() else fields
+
+    def _is_old(self) -> bool:
+        return self._head is not None and self._head.http_minor == 0
 
     def begin_answer(self, fields: bytes) -> bool:
         chunked = cast(HttpHead, self._head).http_minor == 1
@@ -559,6 +572,26 @@ class Connection:
     def end_answer(self) -> None:
         self._exchange = None
         self._next_request()
+
+    def answer_long(self, exchange: Exchange, body: LongBody, reader: AnswerReader | None = None) -> None:
+        line = self._long
+        if line is None:
+            line = self._long = deque()
+        self._shared.long_answers.begin(exchange.payer, reader or self, body, line)
+
+    def begin_long(self, fields: bytes, length: int | None) -> bool:
+        if length is None:
+            return self.begin_answer(fields)
+        self.send(render_head(200, self._with_end(fields), length, self._shared.date))
+        return False
+
+    def end_long(self, *, chunked: bool) -> None:
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.forsake()
+        if chunked:
+            self.send(b"0\r\n\r\n")
+        self.end_answer()
 
     def make_room(self) -> bool:
         """Makes room for an app that has no memory for this body."""
@@ -638,6 +671,9 @@ class Connection:
     def _abandon(self) -> None:
         """Whatever the app does for the current request is no longer wanted."""
         exchange, self._exchange = self._exchange, None
+        line, self._long = self._long, None
+        for answer in line or ():
+            answer.stop()
         callback = None if exchange is None else exchange.forsake()
         if callback is not None:
             try:
@@ -655,6 +691,19 @@ class Connection:
             self._transport.write(data)
         except RuntimeError:
             self._transport.abort()  # uvloop raises when the handle is closed already
+
+    def send_view(self, piece: Buffer) -> None:
+        """Sends what may be overwritten when this returns: what the kernel does not take at once is
+        copied."""
+        sent = 0
+        if not isinstance(piece, bytes):
+            view = memoryview(piece)
+            if not (self._stalled or self._secure or self.unsent):
+                sent = self._borrowed.write([view])
+                self._written += sent
+            piece = bytes(view[sent:])
+        if piece:
+            self.send(piece)
 
     def _send_answer(self, status: int, fields: bytes, body: Body, head_only: bool) -> None:
         head_only = head_only or status in _WITHOUT_BODY

@@ -15,6 +15,7 @@ from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
+from carpool.frontend.http.long_answer import LongAnswers
 from carpool.frontend.http.parsing import KnownHeads
 from carpool.memory.spare_memory import SpareMemory
 
@@ -131,6 +132,7 @@ class Shared:
         self.accounts.patience_s = limits.write_timeout_s
         self.unread = unread
         self.turns = Turns(loop, clock)
+        self.long_answers = LongAnswers(loop, accounts, self.turns.wait, lambda: self.inflaters)
         self.connections: set[Connection] = set()
         self.lingering = 0
         self.stopping = False
@@ -193,3 +195,4 @@ class Shared:
         self.accounts.sweep(now)
         for connection in list(self.connections):
             connection.check_time(now)
+        self.long_answers.sweep(now)
