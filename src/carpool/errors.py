@@ -129,6 +129,13 @@ class Unreachable(CarpoolError):
     exit_code = 1
 
 
+def advice_for(why: str) -> str:
+    """Returns what to do where no response came for this reason: a server that is not trusted does run."""
+    if "certificate verify failed" in why:
+        return "give the certificate of its authority, or its own: --ca FILE, or ca= in Python"
+    return "is the server running?"
+
+
 class ModelError(CarpoolError):  # the model raised, died, or answered with the wrong shape
     reason = "model-error"
 

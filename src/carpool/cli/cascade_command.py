@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.cli.written_files import write_file
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class CascadeVerb:
         by = "" if self.by is None else self.by.value
         found = tune(sample.pictures, costs, labelled=sample.labelled, loss=loss, sure=self.sure, by=by)
         if self.record is not None:
-            _keep(self.record, sample.document())
+            write_file(self.record, sample.document())
         written = self.pipeline is not None and not self.dry_run and not found.why_not
         if written:
             assert self.pipeline is not None
@@ -215,16 +216,7 @@ def write_threshold(file: Path, by: str, below: float) -> None:
             f"{file} has no line like escalate = {{ … }} that could be changed: write by = {values['by']}, "
             f"below = {values['below']} into it yourself"
         )
-    _keep(file, made.encode())
-
-
-def _keep(file: Path, data: bytes) -> None:
-    from carpool.drift.kept_pictures import write_whole
-
-    try:
-        write_whole(file, data)
-    except OSError as error:
-        raise InvalidInput(f"{file}: cannot be written: {error.strerror or error}") from None
+    write_file(file, made)
 
 
 # ---- what people and programs see

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.cli.written_files import make_folder, write_file
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -162,12 +163,9 @@ class DeployVerb(o.SharesCores):
         if self.output is None or self.dry_run:
             print(text, end="")
             return
-        try:
-            self.output.mkdir(parents=True, exist_ok=True)
-            (self.output / FILES[self.kind]).write_text(text, "utf-8")
-        except OSError as error:
-            raise InvalidInput(f"--output: {self.output} cannot be written: {error}") from None
-        show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {len(replicas)} replicas.")
+        make_folder(self.output)
+        write_file(self.output / FILES[self.kind], text)
+        show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {show.count(len(replicas), 'replica')}.")
 
     def _kubernetes(self) -> None:
         from carpool.deploy_files.helm_chart import helm_chart
@@ -236,8 +234,8 @@ class DeployVerb(o.SharesCores):
         with show.status("deploying"):
             url = carpool.ray.deploy_settings(settings)
         least, most = settings.replicas
-        many = f"{least}" if least == most else f"{least} to {most}"
-        show.paragraph(f"{settings.name} serves at {url}, with {many} replicas.")
+        many = show.count(least, "replica") if least == most else f"{least} to {most} replicas"
+        show.paragraph(f"{settings.name} serves at {url}, with {many}.")
 
     def _wanted(self) -> Deployment:
         from carpool.deploy_files.kubernetes_overlay import Deployment

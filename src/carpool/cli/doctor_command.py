@@ -41,5 +41,7 @@ class Doctor:
         for one in found:
             if one.advice and one.state in (State.NOTE, State.WRONG):
                 show.paragraph(f"{one.name}: {one.says}. {one.advice[0].upper()}{one.advice[1:]}.", "  ! ")
-        print(f"\n{len(wrong)} wrong" if wrong else "\nNothing is wrong")
+        notes = sum(one.state is State.NOTE for one in found)
+        said = f"{len(wrong)} wrong" if wrong else "Nothing is wrong"
+        print(f"\n{said}; {show.count(notes, 'note')} above (!)." if notes else f"\n{said}.")
         return 1 if wrong else 0

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.cli.written_files import write_file
 from carpool.errors import InvalidInput
 
 Action = StrEnum("Action", ["status", "learn", "reset"])
@@ -57,7 +58,7 @@ class DriftVerb(o.AsksServer):
             reference = document.pop("reference_file", None)
             if reference is None:
                 raise InvalidInput("--save: the reference needs an admin key")
-            self.save.write_text(json.dumps(reference), "utf-8")
+            write_file(self.save, json.dumps(reference))
         if self.as_json:
             print(json.dumps(document, indent=2))
         else:

@@ -129,8 +129,9 @@ def _print(fleet: FleetScenario, outcome: FleetOutcome) -> None:
     one = fleet.one
     again = f", {fleet.retries} retry" if fleet.retries == 1 else f", {fleet.retries} retries"
     load = f" ({one.rate / fleet.capacity:.3g}×)" if fleet.capacity else ""
+    balancer = f"{fleet.balancer}{again if fleet.retries else ''}"
     show.paragraph(
-        f"{fleet.replicas} replicas behind a balancer ({fleet.balancer}{again if fleet.retries else ''}): "
+        f"{show.count(fleet.replicas, 'replica')} behind a balancer ({balancer}): "
         f"capacity {one.capacity:,.0f}/s each, {outcome.capacity_rps:,.0f}/s in all."
     )
     show.paragraph(f"Arrivals: {one.traffic.name}, {one.rate:,.6g}/s{load}, {one.seconds:.4g} s.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.inspect_command import Labels, Model, Preset, Size, Task, choice_of, read_report
+from carpool.cli.written_files import write_file
 from carpool.errors import InvalidInput
 
 
@@ -39,9 +40,9 @@ class Init:
         report = read_report(self.model, choice_of(self.task, self.labels, self.size, self.preset))
         written = [target]
         if report.labels and refers_to_labels(report.toml) and not names.exists():
-            names.write_text("".join(f"{' '.join(label.split())}\n" for label in report.labels), "utf-8")
+            write_file(names, "".join(f"{' '.join(label.split())}\n" for label in report.labels))
             written.append(names)
-        target.write_text(report.toml, "utf-8")
+        write_file(target, report.toml)
         print(f"Wrote {' and '.join(map(str, written))}.")
         if report.ask or report.assumed:
             show.paragraph(report.ask or report.evidence[-1], "  ! ")

@@ -14,6 +14,7 @@ import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.cli.written_files import make_folder, write_file
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ class Inspect:
         show.table(titles[:width], [(*row, *[""] * (width - len(row))) for row in rows], left=titles)
         for one in answers:
             if one.drawn is not None and one.task != "classify":
-                self.out.mkdir(parents=True, exist_ok=True)
+                make_folder(self.out)
                 file = self.out / f"{self.model.stem}-{one.preset}.jpg"
-                file.write_bytes(one.drawn)
+                write_file(file, one.drawn)
                 print(f"Wrote {file}.")
         replaced = " in place of its own settings" if answers[0].preset not in PRESETS else ""
         print(f"\ncarpool inspect {self.model} --write PRESET sets one{replaced}.")
@@ -160,7 +161,7 @@ def write_preset(model: Path, preset: str) -> None:
     config = one_model(model).config
     target = config.path / "model.toml"
     text, gone = with_preset_text(read_before(config), preset, config)
-    target.write_text(text, "utf-8")
+    write_file(target, text)
     instead = f", in place of {', '.join(gone)} in [image]" if gone else ""
     print(f'Wrote preset = "{preset}" into {target}{instead}.')
 

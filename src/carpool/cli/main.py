@@ -99,7 +99,8 @@ class Verbs(TyperGroup):
             if not standalone_mode or (message := _one_line(error)) is None:
                 raise
             print(f"carpool: {message}", file=sys.stderr)
-            sys.exit(getattr(error, "exit_code", 2) if isinstance(error, CarpoolError) else 2)
+            usual = 1 if isinstance(error, OSError) else 2
+            sys.exit(getattr(error, "exit_code", usual) if isinstance(error, CarpoolError) else usual)
         if standalone_mode:
             sys.exit(result if isinstance(result, int) else 0)
         return result
@@ -109,6 +110,8 @@ def _one_line(error: Exception) -> str | None:
     """Returns what to tell the user; nothing for an error that is ours, which must not be hidden."""
     if isinstance(error, CarpoolError):
         return error.message
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a read-only folder, a closed pipe
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, typer.Abort):
         return "stopped"
     # Newer typers bring click along under a name of their own, so its errors are known by what they can do.

@@ -8,20 +8,24 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.cli.written_files import make_folder, write_file
 from carpool.errors import CarpoolError, InvalidInput, Unreachable
 
 if TYPE_CHECKING:
     from carpool.client.client import Client
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+_STDIN = "-"
+_MOST_FROM_STDIN = 1 << 28  # bytes; a server takes fewer
 _MOST_SHOWN = 4
-_PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
+_PATIENCE_S = 60.0  # for an image: the deadline of its request, and of the retries if it is rejected
 Task = StrEnum(
     "Task",
     ["detect", "classify", "segment", "pose", "obb", "depth", "embed", "text_regions", "read", "caption"],
@@ -47,7 +51,8 @@ class Predict(o.AsksServer):
     """
 
     images: list[str] = o.argument(
-        "Image files, patterns like 'in/**/*.jpg', or folders of images.", metavar="IMAGE…"
+        "Image files, patterns like 'in/**/*.jpg', folders of images; - reads one from stdin.",
+        metavar="IMAGE…",
     )
     url: o.ServerUrl = o.DEFAULT_URL
     task: Task | None = o.option(None, "The task. Default: that of the server's first model.")
@@ -114,7 +119,7 @@ class Predict(o.AsksServer):
                 print(f"{file}: ", end="", flush=True)
             try:
                 asked = self.task or Task.read
-                with client.stream_text(file, task=asked, model=self.model or "") as pieces:
+                with client.stream_text(_read(file), task=asked, model=self.model or "") as pieces:
                     for piece in pieces:
                         print(piece, end="", flush=True)
             except CarpoolError as error:
@@ -164,28 +169,23 @@ class Predict(o.AsksServer):
 
     def _ask(self, client: Client, file: Path, save: Path | None) -> Prediction:
         """What concerns this picture alone is in the answer; that the server is gone is raised."""
-        from carpool.vision.python_pictures import picture_file
-
         chosen: dict[str, object] = {"score": self.score, "iou": self.iou, "top_k": self.top_k}
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         task, model = self.task or "", self.model or ""
         started, drawn = monotonic(), b""
         try:
-            data = picture_file(file)
-            answer = client.predict(data, task=task, model=model, **options)
+            data = _read(file)
+            answer = client.predict(data, task=task, model=model, deadline_ms=_PATIENCE_S * 1e3, **options)
             prediction = Prediction(file, answer, True, monotonic() - started, save)
             if save is not None:
-                drawn = client.draw(data, task=task, model=model, **options)
+                drawn = client.draw(data, task=task, model=model, deadline_ms=_PATIENCE_S * 1e3, **options)
         except CarpoolError as error:
             if isinstance(error, Unreachable) and error.reason == Unreachable.reason:
                 raise
             message = error.message.removeprefix(f"{file}: ")
             return Prediction(file, {"error": message, "reason": error.reason}, good=False)
         if save is not None:
-            try:
-                save.write_bytes(drawn)
-            except OSError as error:
-                raise CannotSave(f"{save}: cannot be written: {error.strerror or error}") from None
+            write_file(save, drawn)
         return prediction
 
 
@@ -193,10 +193,6 @@ class Stopped(CarpoolError):
     """Means that Ctrl-C stopped it, with something done already."""
 
     exit_code = 130
-
-
-class CannotSave(CarpoolError):
-    exit_code = 1
 
 
 @dataclass(slots=True)
@@ -219,7 +215,9 @@ def pictures(words: Sequence[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for word in words:
         path = Path(word)
-        if path.is_dir():
+        if word == _STDIN:
+            inside = [path]
+        elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if _is_picture(file, path))
             if not inside:
                 raise InvalidInput(f"{word}: no images in this folder")
@@ -236,6 +234,17 @@ def pictures(words: Sequence[str]) -> list[Path]:
     return list(files)
 
 
+@cache
+def _standard_input() -> bytes:
+    return sys.stdin.buffer.read(_MOST_FROM_STDIN)
+
+
+def _read(file: Path) -> bytes | bytearray | memoryview:
+    from carpool.vision.python_pictures import picture_file
+
+    return _standard_input() if str(file) == _STDIN else picture_file(file)
+
+
 def _is_picture(file: Path, folder: Path) -> bool:
     """Decides by its name; what is hidden is none."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
@@ -246,10 +255,7 @@ def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]
     """Returns where each drawn picture goes; those of the same name in different folders are numbered."""
     if options.save is None:
         return [None] * len(files)
-    try:
-        options.save.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotSave(f"{options.save}: cannot be written: {error.strerror or error}") from None
+    make_folder(options.save)
     seen: Counter[str] = Counter()
     names: list[Path | None] = []
     for file in files:

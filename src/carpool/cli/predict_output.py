@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from carpool.cli.written_files import write_file
 from carpool.errors import InvalidInput
 from carpool.vision.python_pictures import Masks
 
@@ -65,7 +66,7 @@ class Output:
         except (ValueError, KeyError, TypeError, csv.Error):
             raise InvalidInput(f"--resume: {path} is no output of this verb") from None
         if kept != text:
-            path.write_bytes(kept.encode())
+            write_file(path, kept)
         self.done = set(names)
 
 
@@ -138,9 +139,7 @@ class Coco(JsonLines):
         assert self.path is not None
         with self.path.open(encoding="utf-8") as lines:
             document = coco(map(json.loads, lines))
-        new = self._document.with_name(self._document.name + ".new")
-        new.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
-        new.replace(self._document)
+        write_file(self._document, json.dumps(document, ensure_ascii=False))
 
 
 def coco(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def _together(shared: dict[str, Any]) -> str:
         )
     alive = [part for part in shared["replicas"].values() if part["alive"]]
     ready = sum(part["ready"] for part in alive)
-    return f"{len(alive)} replicas share it; {ready} have loaded the candidate."
+    shares = "shares" if len(alive) == 1 else "share"
+    return f"{show.count(len(alive), 'replica')} {shares} it; {ready} have loaded the candidate."
 
 
 def _sentence(words: str) -> str:

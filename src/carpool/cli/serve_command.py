@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, make_dataclass, replace
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.inspect_command import named_labels
 from carpool.config.model import Mode
@@ -165,7 +166,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         settings = replace(settings, record=str(claim(settings.record)))
     verb = "Expecting" if settings.on_demand else "Loading"
     if not settings.quiet:
-        print(f"{verb} {_count(len(sources) + mistaken, 'model')} …", flush=True)
+        print(f"{verb} {show.count(len(sources) + mistaken, 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
@@ -365,7 +366,7 @@ class _Screen:
         http = "https" if settings.tls_cert else "http"
         address = f"{http}://{host}:{ports['http']}"
         served = [source for source in self._sources if source.config.name not in failed]
-        print(f"\n  Carpool serves {_count(len(served), 'model')} at {address}\n")
+        print(f"\n  Carpool serves {show.count(len(served), 'model')} at {address}\n")
         for source in served:
             config, slo_ms = source.config, promised.get(source.config.name)
             how = "fixed" if config.mode is Mode.KNOBS else config.mode.value
@@ -379,8 +380,9 @@ class _Screen:
         for name, keys in assumed.items():
             print(f"    ! {name}: responses may be wrong, because its {keys} is not known: set its preset")
         if served:
-            metadata = f"curl -s {address}/v2/models/{served[0].config.name}"
-            print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
+            curl = "curl -sS" if not settings.tls_cert else f"curl -sS --cacert {quote(settings.tls_cert)}"
+            metadata = f"{curl} {address}/v2/models/{served[0].config.name}"
+            print(f"\n  Try:      {_line_to_try(curl, address, tasks) or metadata}")
         if settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
         if "grpc" in ports:
@@ -391,7 +393,7 @@ class _Screen:
         print("  Stop:     Ctrl-C finishes the accepted requests\n", flush=True)
 
 
-def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
+def _line_to_try(curl: str, address: str, tasks: Mapping[str, str]) -> str:
     """A picture for the first model that says something about pictures; it works as it is."""
     from carpool.demo import pictures
     from carpool.demo.ocr_repository import ocr_page
@@ -401,12 +403,8 @@ def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
         if task == "read":
             photo = ocr_page()
         if photo is not None:
-            return f"curl -s -F file=@{shlex.quote(str(photo))} {address}/{task}"
+            return f"{curl} -F file=@{quote(str(photo))} {address}/{task}"
     return ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class LoadingProgress:

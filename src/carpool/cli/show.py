@@ -26,6 +26,11 @@ def count_label(name: str) -> str:
     return "rejected" if name == "refused" else name
 
 
+def count(number: int, thing: str) -> str:
+    """Returns "1 replica" or "2 replicas"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def console() -> Console:
     """Returns a console as wide as the terminal, or one that wraps nothing in a pipe without COLUMNS."""
     from rich.console import Console

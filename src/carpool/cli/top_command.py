@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ Document = dict[str, Any]
 _BARS = " ▁▂▃▄▅▆▇█"
 _BAR_POINTS = 20
 _MOST_SENDERS = 8
+_REFRESH_S = 1.0
 _WIDE = 140  # columns, where there is no terminal
 _LATENCY = {"p50": 0.5, "p99": 0.99}
 
@@ -29,7 +33,7 @@ _LATENCY = {"p50": 0.5, "p99": 0.99}
 class TopVerb(o.AsksServer):
     """Show a running server once a second: rates, percentiles, rejections, busiest clients.
 
-    It needs only a terminal, and so works over ssh:
+    It needs only a terminal, and so works over ssh. q ends it:
 
         carpool top --url http://10.0.0.7:8000
 
@@ -58,8 +62,8 @@ class TopVerb(o.AsksServer):
         elif self.once or not sys.stdout.isatty():
             from rich.console import Console
 
-            wide = None if sys.stdout.isatty() else _WIDE
-            Console(width=wide).print(_screen(summary(ask(), seconds), self.url))
+            console = Console(width=None if sys.stdout.isatty() else _WIDE)
+            console.print(_screen(summary(ask(), seconds), self.url, console.width))
         else:
             self._watch(ask, seconds)
         return 0
@@ -69,16 +73,46 @@ class TopVerb(o.AsksServer):
         from rich.live import Live
         from rich.text import Text
 
-        with Live(console=Console(), screen=True, auto_refresh=False) as live:
-            try:
-                while True:
-                    try:
-                        live.update(_screen(summary(ask(), seconds), self.url), refresh=True)
-                    except CarpoolError as error:  # it may be restarting
-                        live.update(Text(f"{self.url}: {error.message}. Retrying …"), refresh=True)
-                    time.sleep(1.0)
-            except KeyboardInterrupt:
-                return
+        console = Console()
+        live = Live(console=console, screen=True, auto_refresh=False)
+        with live, single_keys() as pressed, suppress(KeyboardInterrupt):
+            while True:
+                try:
+                    shown: Any = _screen(summary(ask(), seconds), self.url, console.width)
+                except CarpoolError as error:  # it may be restarting
+                    shown = Text(f"{self.url}: {error.message}. Retrying …")
+                live.update(shown, refresh=True)
+                if pressed(_REFRESH_S) in ("q", "Q"):
+                    return
+
+
+@contextmanager
+def single_keys() -> Iterator[Callable[[float], str]]:
+    """Yields a function that waits at most so many seconds for a key and returns it, or nothing. Without a
+    terminal to read from it only waits."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)  # Ctrl-C remains a signal
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([terminal], [], [], seconds)
+        return os.read(terminal, 1).decode("ascii", "replace") if ready else ""
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
 
 
 def summary(history: Document, seconds: int) -> Document:
@@ -145,7 +179,7 @@ def bars(values: Sequence[float]) -> str:
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values[-_BAR_POINTS:])
 
 
-def _screen(found: Document, url: str) -> Group:
+def _screen(found: Document, url: str, width: int = _WIDE) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -159,13 +193,14 @@ def _screen(found: Document, url: str) -> Group:
             parts.append(f"{core_ms:.1f} ms of a core per request")
         parts += [f"GPU {_percent(gpu['utilization'])}" for gpu in server["gpus"]]
     lines: list[Any] = [Text("   ".join(parts)), Text()]
-    lines.append(_models(found["models"]))
+    lines.append(_models(found["models"], width))
     if found["senders"]:
         lines += [Text(), _senders(found["senders"])]
     return Group(*lines)
 
 
-def _models(models: Document) -> Any:
+def _models(models: Document, width: int) -> Any:
+    """The last columns are left out where the terminal has no room for them: no title is wrapped."""
     titles = (
         "model",
         "answered/s",
@@ -195,7 +230,10 @@ def _models(models: Document) -> Any:
         )
         for name, one in models.items()
     ]
-    return show.made_table(titles, rows or [("no traffic yet", *[""] * 10)], left=("model", "why", ""))
+    rows = rows or [("no traffic yet", *[""] * (len(titles) - 1))]
+    needed = [max(map(len, column)) + 2 for column in zip(titles, *rows, strict=True)]
+    kept = next(count for count in range(len(titles), 0, -1) if sum(needed[:count]) <= width or count == 1)
+    return show.made_table(titles[:kept], [row[:kept] for row in rows], left=("model", "why", ""))
 
 
 def _senders(senders: Sequence[Document]) -> Any:

@@ -28,6 +28,7 @@ from carpool.errors import (
     Unavailable,
     Unreachable,
     Unsupported,
+    advice_for,
 )
 from carpool.types import Array, Datatype, InferRequest, RequestedOutput, RequestOptions, Tensor
 from carpool.vision.python_pictures import Answer, Picture, picture_file, typed
@@ -78,7 +79,7 @@ class Server:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def lost(self, why: object) -> Unreachable:
-        return Unreachable(f"{self.url}: {why}; is the server running?")
+        return Unreachable(f"{self.url}: {why}; {advice_for(str(why))}")
 
     def too_slow(self, seconds: float) -> Unreachable:
         return Unreachable(f"{self.url}: no response within {seconds:g} s", reason="timeout")

@@ -339,7 +339,10 @@ def _merge(
                     f"{said}; if it takes images, give their size, as --size 224 or as size in [image], "
                     "else declare them as [[input]] in model.toml"
                 )
-            raise ConfigError(f"{said}; declare them in the settings")
+            python = f", or as {kind.upper()}S in model.py" if config.backend == "python" else ""
+            raise ConfigError(
+                f"{said}; declare each as [[{kind}]] in model.toml, with name, datatype and shape{python}"
+            )
         return tuple(declared)
     if not declared:
         return tuple(

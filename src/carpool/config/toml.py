@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config import rules
-from carpool.config.backend_kinds import kinds
+from carpool.config.backend_kinds import backend_of_platform, home_of, kinds
 from carpool.config.drift_settings import LEAST_HOURS, MOST_HOURS, DriftSettings, UncertainSettings, hours_of
 from carpool.config.model import (
     LAYOUTS,
@@ -183,7 +183,11 @@ def _check_registry(top: TomlTable, registry: RegistrySettings) -> None:
 def _backend(top: TomlTable) -> str | None:
     """Returns the backend as it is named, or as the table of one tells: [fake] and [pytorch] say things that
     no other runs."""
-    backend = top.text("backend", kinds())
+    backend = top.text("backend")
+    if backend is not None and backend not in kinds():
+        meant = backend_of_platform(backend) or home_of(f".{backend}")
+        advice = f'did you mean "{meant}"?' if meant else rules.nearest(backend, kinds())
+        raise top.error("backend", f"cannot be {rules.shown(backend)}; {advice}")
     for kind in (kind for kind in kinds().values() if kind.table and top.has(kind.name)):
         if backend is None:
             backend = kind.name

@@ -36,6 +36,7 @@ _TERMS_MS = {
     "margin": "margin_ms",
 }
 _LONGEST_NAME = 80
+_TINY_S = 1e-6  # a margin below this is rounding, not a margin
 _SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps, even at once
 _DIGITS = (4, 6, 9, 12)  # as few as still show which of two sides is larger
 
@@ -208,7 +209,7 @@ _WHY: dict[Reason, Callable[[Refusal], str]] = {
 
 def _too_late(terms: Terms, what: str = "the response would be ready") -> str:
     """That it is, in numbers whose sum shows it."""
-    margin = terms.margin
+    margin = terms.margin if terms.margin > _TINY_S else 0.0
     for digits in _DIGITS:
         said = [numeral(s * 1e3, digits) for s in (terms.predicted, max(0.0, margin), terms.deadline)]
         predicted, extra, deadline = (float(word.replace(",", "")) for word in said)
@@ -217,7 +218,7 @@ def _too_late(terms: Terms, what: str = "the response would be ready") -> str:
     ready = f"{what} in {said[0]} ms{_parts(terms)}"
     if terms.deadline <= 0.0:
         return f"{ready}, and the deadline has passed"
-    if margin <= 0.0:
+    if margin <= _TINY_S:
         return f"{ready}; that is later than the deadline of {said[2]} ms"
     covers = "how much batch times vary here" if terms.spread else "how late requests end here"
     return (

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from carpool.errors import CarpoolError, InvalidInput, Unreachable
+from carpool.errors import CarpoolError, InvalidInput, Unreachable, advice_for
 from carpool.lab.load.messages import Header
 from carpool.types import DATATYPES, TensorSpec
 from carpool.wire.v2 import decode_error
@@ -162,11 +162,15 @@ class HttpFacts:
                     response.begin()
                     yield response
         except OSError as error:
-            raise self._no_answer(error.strerror or str(error) or type(error).__name__) from None
+            verified = getattr(error, "verify_message", "")  # "[SSL: …] certificate verify failed: …"
+            why = str(error) if verified else error.strerror or str(error) or type(error).__name__
+            raise self._no_answer(why) from None
         except HTTPException as error:  # its words would be those of whatever is there
             raise self._not_http(type(error).__name__) from None
 
     def _no_answer(self, why: str) -> CarpoolError:
+        if "certificate verify failed" in why:
+            return Unreachable(f"{self._where}: {why}; {advice_for(why)}. Nothing was sent")
         return Unreachable(f"there is no server at {self._where}: {why}. Nothing was sent")
 
     def _not_http(self, why: str) -> CarpoolError:
@@ -229,7 +233,7 @@ class RunningServer(HttpFacts):
         raise Failed(f"{self._url}: {why if why.isprintable() else repr(why)}")
 
     def _no_answer(self, why: str) -> CarpoolError:
-        return Failed(f"{self._url}: no response: {why}; is the server running?")
+        return Failed(f"{self._url}: no response: {why}; {advice_for(why)}")
 
     def _not_http(self, why: str) -> CarpoolError:  # noqa: ARG002
         return Failed(f"{self._url}: the server at this address does not speak HTTP")

@@ -25,7 +25,7 @@ from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.load_plan import Pace, Plan, pace_of
 from carpool.lab.load.load_report import LoadReport, Part, report
-from carpool.lab.load.tally import Answer, Histogram, Ledger, Record, Slice, Target, Ticket
+from carpool.lab.load.tally import Answer, Histogram, Kind, Ledger, Record, Slice, Target, Ticket
 
 _MONOTONIC = 1  # CLOCK_MONOTONIC, which time.monotonic() reads
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
@@ -189,10 +189,10 @@ class _Generator:
         """Takes the target's word on one request."""
         now = self.clock()
         if self._ledger.end(ticket, now, answer):
-            self._ended(now)
+            self._ended(now, failed=answer.kind is Kind.FAILED)
 
-    def _ended(self, now: float) -> None:
-        self._pace.answered(now)
+    def _ended(self, now: float, *, failed: bool = False) -> None:
+        self._pace.answered(now, failed=failed)
         if self._turning:
             return
         if self._pace.next_at <= now:

@@ -15,6 +15,7 @@ from carpool.lab.load.tally import Ticket
 from carpool.sim.arrivals import Poisson, Traffic
 
 MOST_REQUESTS = 20_000_000  # in one run: some 200 MB of times
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # of a closed loop's clients after failures in a row
 _OPEN_AT_FIRST = 16  # connections of an open loop, at least, before its first request; more come when needed
 
 
@@ -145,7 +146,7 @@ class OpenLoop:
         self._next = number
         return found
 
-    def answered(self, now: float) -> None:
+    def answered(self, now: float, *, failed: bool = False) -> None:
         """Makes no difference: that is the point of an open loop."""
 
     def stop(self) -> None:
@@ -153,7 +154,10 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Implements clients that ask again `think` seconds after they were answered."""
+    """Implements clients that send again `think` seconds after they were answered.
+
+    After failures in a row they wait longer, up to a second: a server that is gone is not flooded.
+    """
 
     def __init__(self, plan: Closed, part: int = 0, of: int = 1) -> None:
         mine = len(range(part, plan.concurrency, of))
@@ -165,6 +169,7 @@ class ClosedLoop:
         self._ready = [0.0] * mine  # when each client that is not waiting wants to ask, in order
         self._next, self._step = part, of
         self._ended = not mine
+        self._failures = 0  # in a row
 
     @property
     def next_at(self) -> float:
@@ -189,8 +194,10 @@ class ClosedLoop:
                 self._left -= 1
         return found
 
-    def answered(self, now: float) -> None:
-        insort(self._ready, now + self._think)
+    def answered(self, now: float, *, failed: bool = False) -> None:
+        self._failures = self._failures + 1 if failed else 0
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures, 20)) if failed else 0.0
+        insort(self._ready, now + max(self._think, pause))
 
     def stop(self) -> None:
         self._ended = True
