@@ -192,10 +192,11 @@ class ClientCore:
         task: str = "",
         model: str = "",
         file_format: str = "jpeg",
+        deadline_ms: float | None = None,
         **options: object,
     ) -> bytes:
         """Returns the picture's file with the answer drawn in: jpeg, png or webp."""
-        asked = Asked(task, model if task else model or await self.first())
+        asked = Asked(task, model if task else model or await self.first(), deadline_ms=deadline_ms)
         apart = self.runtime.apart
         return await self.ask(await apart(questions.ask_drawing, picture, asked, options, file_format))
 
