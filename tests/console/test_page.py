@@ -222,6 +222,10 @@ def test_the_address_names_the_model_that_is_looked_at(console: Watched) -> None
     expect(page.locator("#model-title")).to_have_text("segmenter")
     page.goto(f"{page.url.partition('#')[0]}#embedder%2F1")
     expect(page.locator("#model-title")).to_have_text("embedder")
+    page.goto(f"{page.url.partition('#')[0]}#segmenter")  # its newest version
+    expect(page.locator("#model-title")).to_have_text("segmenter")
+    page.goto(f"{page.url.partition('#')[0]}#embedder")
+    expect(page.locator("#model-title")).to_have_text("embedder")
     page.goto(f"{page.url.partition('#')[0]}#%")
     expect(page.locator("#model-title")).to_have_text("embedder")
 

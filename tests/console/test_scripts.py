@@ -66,6 +66,25 @@ def test_the_share_within_a_promise(page: Page, buckets: Any, limit: float, shar
     assert call(page, "histogram.shareWithin", buckets, BOUNDS, limit) == share
 
 
+def test_the_console_opens_the_model_that_is_most_worth_a_look(page: Page) -> None:
+    def opened(*models: dict[str, Any]) -> Any:
+        found = "async (models) => (await import('/console/health.js')).worthALook(models, (m) => m.tone)"
+        best = page.evaluate(found, list(models))
+        return best and best["name"]
+
+    def model(name: str, tone: str = "quiet", **more: Any) -> dict[str, Any]:
+        return {"name": name, "tone": tone, "state": "READY", "newest": True, "task": None, **more}
+
+    calm, images = model("a"), model("b", task="detect")
+    assert opened(calm, images) == "b"
+    assert opened(calm, images, model("c", "warn")) == "c"
+    assert opened(model("a", "warn"), images, model("c", "bad")) == "c"
+    assert opened(images, model("c", "bad", newest=False), model("d", "bad", state="UNAVAILABLE")) == "b"
+    assert opened(calm) == "a"
+    assert opened(model("a", state="LOADING")) == "a"
+    assert opened() is None
+
+
 def test_buckets_of_batch_sizes_are_named(page: Page) -> None:
     named = ["1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65–128", "129–256", "> 256"]
     assert call(page, "histogram.labels", list(map(int, BATCH_BOUNDS))) == named

@@ -5,7 +5,7 @@ import { CurvePanel } from "./curve_panel.js";
 import { find, setText, setTone } from "./dom.js";
 import { DriftPanel } from "./drift.js";
 import { bytes, count, duration, NOTHING } from "./format.js";
-import { health, promise, taskName } from "./health.js";
+import { health, promise, taskName, worthALook } from "./health.js";
 import { History } from "./history.js";
 import { hasKey, KeyPanel } from "./key.js";
 import { LivePanel } from "./live.js";
@@ -29,7 +29,7 @@ const LONGEST_QUERY = 4000;
 class Console {
   #histories = new Map();
   #traffic = null;
-  #selected = chosenByAddress();
+  #selected = null;
   #time = new Timeline(() => this.#showModel());
   #points = []; // of the server, by the second
   #document = null;
@@ -51,7 +51,10 @@ class Console {
   constructor() {
     this.#live.pointed = (age) => this.#time.zoomTo(age);
     new ResizeObserver(() => this.#showModel()).observe(document.body);
-    addEventListener("hashchange", () => this.#select(chosenByAddress()));
+    addEventListener("hashchange", () => {
+      const named = namedByAddress(this.#document?.models ?? []);
+      if (named) this.#select(keyOf(named));
+    });
   }
 
   /** What was not seen yet of the history; and the profile of the model that is looked at every other time, which changes slowly. */
@@ -103,12 +106,12 @@ class Console {
     askNow();
   }
 
-  /** Keep what is selected while it is there; else the first model that takes pictures, or the first that serves. */
+  /** Keep what is selected while it is there; else the model that the address names, or the one most worth a look. */
   #choose() {
     const { models } = this.#document;
     if (models.some((model) => keyOf(model) === this.#selected)) return;
-    const ready = models.filter((model) => model.state === "READY");
-    const best = ready.find((model) => model.task && model.newest) ?? ready.find((model) => model.newest) ?? models[0];
+    const toneOf = (model) => health(model, this.#histories.get(keyOf(model)).window(RECENT_S), this.#document.bounds).tone;
+    const best = namedByAddress(models) ?? worthALook(models, toneOf);
     this.#selected = best ? keyOf(best) : null;
     this.#profile = null;
   }
@@ -181,13 +184,14 @@ class Console {
   }
 }
 
-/** The model that the address names behind its #, as name/version; other such parts are places on the page. */
-function chosenByAddress() {
+/** The model that the address names behind its #, as name or name/version; other such parts are places on the page. */
+function namedByAddress(models) {
   try {
     const key = decodeURIComponent(location.hash.slice(1));
-    return key.includes("/") ? key : null;
+    const named = models.find((model) => keyOf(model) === key) ?? models.find((model) => model.name === key && model.newest);
+    return named ?? null;
   } catch {
-    return null; // somebody cut it
+    return null; // an address that was cut
   }
 }
 

@@ -38,6 +38,13 @@ export function health(model, recent, bounds) {
   return { word: "late", tone: "warn", why: `Only ${percent(kept)} of its responses were within ${milliseconds(model.slo_ms)}.` };
 }
 
+/** A model that fails, else one that rejects or is late, else the first that takes images, else the first that serves. */
+export function worthALook(models, toneOf) {
+  const ready = models.filter((model) => model.state === "READY" && model.newest);
+  const toned = (tone) => ready.find((model) => toneOf(model) === tone);
+  return toned("bad") ?? toned("warn") ?? ready.find((model) => model.task) ?? ready[0] ?? models[0];
+}
+
 export const taskName = (task) => TASKS[task] ?? (task ? String(task) : "Tensors only");
 
 export function promise(model) {
