@@ -130,6 +130,26 @@ def test_one_that_answers_nonsense_goes_back(tmp_path: Path) -> None:
         assert "differ" in found["why"]
 
 
+def test_metrics_of_a_rollback_outlive_the_candidate(tmp_path: Path) -> None:
+    """Alerts read them at the next scrape, when the candidate is long unloaded; the next rollout ends them."""
+
+    def pages() -> tuple[str, str]:
+        with one.server.connect() as connection:
+            return connection.get("/metrics").body.decode(), connection.get("/v2/repository/index").body.decode()
+
+    with staged(tmp_path, HELD, {1: "1", 2: "7"}, model_control_mode="poll", poll_s=3600) as one:
+        one.until("canary")
+        one.until("rolled-back", work=lambda: [one.infer() for _ in range(5)])
+        until(lambda: "UNLOADING" not in pages()[1] and '"version":"2","state":"READY"' not in pages()[1])
+        page = pages()[0]
+        assert 'carpool_rollout_rollbacks_total{model="m",version="2",guard="disagreement"} 1' in page
+        assert 'carpool_rollout_state{model="m",version="2",state="rolled-back"} 1' in page
+        one.add(3, "1")
+        one.look()
+        one.until("canary")
+        assert 'version="2"' not in "".join(line for line in pages()[0].splitlines() if "rollout" in line)
+
+
 def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
     plan = "shadow = 1.0\nshadow_h = 24\nleast = 20\n"
     with staged(tmp_path, plan, {1: "1", 2: "7"}) as one:

@@ -476,7 +476,9 @@ class Rollouts(LoadListener):
         self._engine.fleet.prefer(record.model, after.serving)
         self.publish()
         self.do(self._measure_switch(watched, decided))
-        level = log.warning if after.state in (State.ROLLED_BACK, State.FAILED) else log.info
+        failed = after.state in (State.ROLLED_BACK, State.FAILED)
+        self._engine.fleet.keep_row(record.model, after.candidate if failed else None)
+        level = log.warning if failed else log.info
         level("rollout", model=record.model, **after.facts())
         if after.over or after.state is State.RETIRED:
             record.ended()

@@ -26,6 +26,7 @@ from carpool.engine.routes.direct_route import Spare
 from carpool.engine.run.batch import Route
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import Unavailable
+from carpool.observe import columns
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 from carpool.observe.statistics import VersionCounters
@@ -80,6 +81,7 @@ class Fleet:
         self.routes: dict[int, Route] = {}  # of both
         self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
         self._loading: set[Served] = set()
+        self._kept_rows: dict[str, str] = {}  # by name: the version whose counters outlive it
         self._keys = 0
         self.newest: dict[str, int] = {}  # by name: the key for requests that name no version
         self._retiring: set[asyncio.Task[None]] = set()
@@ -201,10 +203,28 @@ class Fleet:
         while any(served.name == name for served in self.leaving.values()) and self._retiring:
             await asyncio.wait(self._retiring, return_when=asyncio.FIRST_COMPLETED)
 
+    def keep_row(self, name: str, version: str | None) -> None:
+        """Keeps the counters of one version of a model when it is unloaded, in place of another one's: what
+        its end was is read there, by alerts too. They go with the model. None: keep none."""
+        before = self._kept_rows.pop(name, None)
+        if version is not None:
+            self._kept_rows[name] = version
+            if (row := self.row_of(name, version)) is not None:
+                for gauge in (columns.LOAD, columns.CAPACITY, columns.SATURATION):
+                    row.set(gauge, 0.0)
+        if before is not None and before != version and before not in self._versions_there(name):
+            self._table.directory.retire(name, before)
+
+    def _versions_there(self, name: str) -> set[str]:
+        every = (*self.offered.values(), *self.leaving.values(), *self._loading)
+        return {served.version for served in every if served.name == name}
+
     def _forget(self, served: Served) -> None:
         """Its counters stay as long as anything of its name and version is there."""
-        others = (*self.offered.values(), *self.leaving.values(), *self._loading)
-        if not any(o.name == served.name and o.version == served.version for o in others):
+        there = self._versions_there(served.name)
+        if not there:
+            self.keep_row(served.name, None)
+        if served.version not in there and self._kept_rows.get(served.name) != served.version:
             steps = () if served.config.pipeline is None else served.config.pipeline.steps
             for version in (served.version, *(f"{served.version}\0{step.name}" for step in steps)):
                 self._table.directory.retire(served.name, version)
