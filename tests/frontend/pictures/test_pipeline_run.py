@@ -50,14 +50,14 @@ if_late = "{if_late}"
 """
 
 
-def finds(count: int) -> Callable[[Mapping[str, Array]], dict[str, Any]]:
-    """So many boxes, side by side."""
+def finds(count: int, best: float = 0.9) -> Callable[[Mapping[str, Array]], dict[str, Any]]:
+    """So many boxes, side by side, the first with the best score."""
 
     def function(inputs: Mapping[str, Array]) -> dict[str, Any]:
         boxes, scores = np.zeros((len(inputs["images"]), 4, 4)), np.zeros((len(inputs["images"]), 4, 3))
         for number in range(count):
             boxes[:, number] = (number * SIDE / 4, 0, (number + 1) * SIDE / 4, SIDE)
-            scores[:, number, 0] = 0.9 - number / 100
+            scores[:, number, 0] = best - number / 100
         return {"boxes": boxes, "scores": scores}
 
     return function
@@ -90,14 +90,15 @@ class CarriedRun:
         self,
         found: int,
         *,
-        most: int = 20,
+        most: int | str = 20,
+        best: float = 0.9,
         most_together: int = 8,
         if_late: str = "refuse",
         aside: bool = True,
     ) -> None:
         """With `aside`, also small crops are cut in a thread."""
         finder = detector()
-        finder.function = finds(found)
+        finder.function = finds(found, best)
         text = STREET.format(most=most, if_late=if_late)
         settings = pipeline_config(text, Path("street/pipeline.toml"), "street").pipeline
         assert settings is not None
@@ -241,6 +242,18 @@ def test_only_so_many_are_kept() -> None:
     run.run_to_the_end()
     assert len(run.document["detections"]) == 2
     assert (1, 2) in run.door.trips[0].reached
+
+
+def test_the_score_that_a_step_keeps_is_that_of_its_model_too() -> None:
+    """It was without effect below the score of the model, which is 0.25 unless its settings have another."""
+    for best, kept in ((0.2, 2), (0.11, 1), (0.05, 0)):
+        run = CarriedRun(2, most="8, score = 0.105", best=best)
+        run.run_to_the_end()
+        assert len(run.document["detections"]) == kept, best
+    assert CarriedRun(2, best=0.2).pictures.options.score is None
+    run = CarriedRun(2, best=0.2)
+    run.run_to_the_end()
+    assert run.document["detections"] == []
 
 
 def test_nothing_found_is_answered_at_once() -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -256,7 +257,7 @@ class PipelineRun:
 
     def _read(self, at: StepModel, state: StepState) -> list[Document]:
         """Returns what the model's outputs mean, for each item; in a thread, where that takes long."""
-        base = at.number == self._graph.base
+        base, keep = at.number == self._graph.base, self._graph.steps[at.number].keep
         answers: list[Document] = [{} for _ in state.items]
         for request in state.requests:
             assert request.answer is not None
@@ -264,6 +265,8 @@ class PipelineRun:
             for place, number in enumerate(request.items):
                 model, cascade = at.model, self._model.cascade
                 options = self._pictures.options if base or cascade is not None else DEFAULT
+                if keep.score and options.score is None:  # else the model's own would apply before it
+                    options = replace(options, score=keep.score)
                 geometry = self._pictures.geometry if base else request.geometries[place]
                 asked = partial(model.answer, model.of_one(outputs, place), geometry)
                 if base and cascade is not None:
