@@ -326,6 +326,14 @@ def test_the_gate_speaks_before_the_body_is_read(served: FrontEnd) -> None:
     assert served.door.turned == [("finder", "overload", 1, "")]
 
 
+def test_options_that_the_model_does_not_take_are_its_failures(served: FrontEnd) -> None:
+    """Also where one head is sent again and again: each request is counted."""
+    for number, path in enumerate(("/detect?score=9", "/detect?score=9", "/detect?top_k=3"), 1):
+        assert ask(served, path, picture(RED)).status == 400
+        assert failures(served, "finder") == number
+    assert [turned[:2] for turned in served.door.turned] == [("finder", "invalid-input")] * 3
+
+
 def test_not_serving_and_no_slots_are_503() -> None:
     with front_end(detector(), slots=0) as found:
         assert error_of(ask(found, "/detect", picture()))["reason"] == "no-slots"

@@ -11,6 +11,7 @@ import pytest
 
 from carpool import errors
 from carpool.errors import (
+    Cancelled,
     CarpoolError,
     DeadlineExceeded,
     InvalidInput,
@@ -99,6 +100,7 @@ def test_every_kind_of_error_has_a_status() -> None:
         pass
 
     assert status_of(Finer("x")) == 404
+    assert status_of(Cancelled("left")) == 499
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,7 @@ class WrongMethod(CarpoolError):
 STATUSES: dict[type[CarpoolError], int] = {
     InvalidInput: 400,
     ConfigError: 400,
-    Cancelled: 400,
+    Cancelled: 499,  # the client is gone: only spans and logs read it
     Unauthenticated: 401,
     Forbidden: 403,
     NotFound: 404,

@@ -97,6 +97,7 @@ class ModelRoute(Generic[Target]):
         self._catalog: Catalog | None = None
         self._target: Target | None = None
         self._candidate: Target | None = None
+        self._found: ModelEntry | None = None  # the model, also where its options are wrong
         self.split: Split | None = None  # who answers what, where that is a question
 
     def begin(self, exchange: Exchange) -> BodyPlan:
@@ -120,15 +121,15 @@ class ModelRoute(Generic[Target]):
         known = target or self._target
         if self.split is not None and known is not None:
             service.mirror.count_failure(self.split, known.entry, refusal)
-        entry = None if known is None else known.entry
+        entry = self._found if known is None else known.entry
         service.fair.tell(exchange, refusal, entry, sender.source)
         if service.tracer.on:
             service.tracer.refused(
                 AtHead(exchange, service.fair.gate_status), entry, refusal, exchange.head_at
             )
-        if known is not None:  # else nobody knows whose failure it is
-            count_failure(known.row, refusal, 0.0, unheard=0 if sender.again else 1)
-            service.door.turned_away(known.entry, refusal, exchange.head_at, source=sender.source)
+        if entry is not None:  # else it is no model's failure
+            count_failure(service.row(entry), refusal, 0.0, unheard=0 if sender.again else 1)
+            service.door.turned_away(entry, refusal, exchange.head_at, source=sender.source)
         return None
 
     def _wait_for(self, model: str, exchange: Exchange) -> BodyPlan:
@@ -169,8 +170,9 @@ class ModelRoute(Generic[Target]):
         is when the request's head was here, by which it is told apart from others."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
-            self._target = self._candidate = self.split = None
-            self._target = self._made(self._find(catalog))
+            self._target = self._candidate = self.split = self._found = None
+            self._found = self._find(catalog)
+            self._target = self._made(self._found)
             if self.service.routing.splits or self._wish:
                 self._divide(self._target.entry)
             self._catalog = catalog
