@@ -131,11 +131,12 @@ def test_one_that_answers_nonsense_goes_back(tmp_path: Path) -> None:
 
 
 def test_metrics_of_a_rollback_outlive_the_candidate(tmp_path: Path) -> None:
-    """Alerts read them at the next scrape, when the candidate is long unloaded; the next rollout ends them."""
+    """Alerts read them at the next scrape, when the candidate is unloaded; the next rollout ends them."""
 
     def pages() -> tuple[str, str]:
         with one.server.connect() as connection:
-            return connection.get("/metrics").body.decode(), connection.get("/v2/repository/index").body.decode()
+            page, index = (connection.get(path) for path in ("/metrics", "/v2/repository/index"))
+            return page.body.decode(), index.body.decode()
 
     with staged(tmp_path, HELD, {1: "1", 2: "7"}, model_control_mode="poll", poll_s=3600) as one:
         one.until("canary")

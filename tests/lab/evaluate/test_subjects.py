@@ -50,6 +50,14 @@ def test_what_the_slo_rejected_is_sent_again(naps: list[float]) -> None:
     assert naps == [0.25, 0.1, 0.1, 0.1]
 
 
+def test_an_evaluation_beside_a_saturated_server_ends(naps: list[float]) -> None:
+    given_up = Refused("no", reason="given-up", retry_after_s=1.0)
+    client = Busy(*[given_up] * 700)
+    with pytest.raises(subjects.Busy, match="less load"):
+        ask(client)
+    assert 600 <= sum(naps) <= 602
+
+
 def test_what_is_wrong_is_not_sent_again() -> None:
     client = Busy(InvalidInput("no picture"))
     with pytest.raises(InvalidInput):

@@ -18,10 +18,11 @@ from carpool.config.model import ModelConfig, SpecificVersions
 from carpool.config.repository import find_places, the_place, version_folders
 from carpool.engine.engine import Engine
 from carpool.engine.fleet.control import LoadListener, ModelState
-from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Unavailable
 from carpool.vision.python_pictures import Answer
 
 _PATIENCE_S = 60.0
+_MOST_WAITED_S = 600.0  # for all pictures together
 _PAUSE_S = 0.1
 
 Ask: TypeAlias = Callable[[Path, Mapping[str, Any]], Answer]
@@ -31,7 +32,14 @@ Ask: TypeAlias = Callable[[Path, Mapping[str, Any]], Answer]
 @contextmanager
 def asked_server(client: Client, task: str, model: str, version: str) -> Iterator[Ask]:
     def ask(file: Path, options: Mapping[str, Any]) -> Answer:
-        return client.predict(file, task="" if model else task, model=model, version=version, **options)
+        return client.predict(
+            file,
+            task="" if model else task,
+            model=model,
+            version=version,
+            deadline_ms=_PATIENCE_S * 1e3,  # no latency is kept here: requests wait their turn
+            **options,
+        )
 
     yield _patient(ask)
 
@@ -65,19 +73,34 @@ def asked_engine(engine: Engine, loop: asyncio.AbstractEventLoop, name: str) -> 
 
 def _patient(ask: Ask) -> Ask:
     """What an SLO rejected is sent again: how well a model sees has nothing to do with how busy it is. Also
-    where no time to come back was named: the pictures that were ahead of this one are soon answered."""
+    where no time to come back was named: the pictures that were ahead of this one are soon answered. All
+    pictures together wait a bounded time: beside a saturated server, an evaluation would not end."""
+    waited = 0.0  # of all threads; which of two additions at once is lost does not matter
 
     def again(file: Path, options: Mapping[str, Any]) -> Answer:
+        nonlocal waited
         give_up = monotonic() + _PATIENCE_S
         while True:
             try:
                 return ask(file, options)
             except (Refused, Unavailable, DeadlineExceeded) as error:
+                if waited > _MOST_WAITED_S:
+                    said = f"the server rejected images until {_MOST_WAITED_S:g} s were spent on retries"
+                    raise Busy(f"{said}: evaluate when it has less load ({error.message})") from None
                 if monotonic() > give_up:
                     raise
-                sleep(min(max(getattr(error, "retry_after_s", None) or _PAUSE_S, 0.01), 1.0))
+                pause = min(max(getattr(error, "retry_after_s", None) or _PAUSE_S, 0.01), 1.0)
+                sleep(pause)
+                waited += pause
 
     return again
+
+
+class Busy(CarpoolError):
+    """Means that the server has no time left for an evaluation."""
+
+    reason = "busy"
+    exit_code = 1
 
 
 @contextmanager
