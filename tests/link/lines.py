@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,11 +37,18 @@ class LineFrontend:
         self._parts = parts
         self._door = parts.door
         self._server: asyncio.Server
+        self._of_others: dict[int, list[asyncio.Server]] = {}
         self._busy = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._serve, sock=listening)
+
+    async def help(self, other: int, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        for server in self._of_others.pop(other, ()):
+            server.close()
+        made = [await asyncio.start_server(self._serve, sock=sock) for sock in sockets["http"]]
+        self._of_others[other] = made
 
     async def stop(self, within_s: float) -> int:
         """Connections stay open while any request is under way."""

@@ -219,6 +219,9 @@ def test_the_end_of_a_front_end_writes_the_last_arrivals(tmp_path: Path, door: F
             noting.turned_away(noting.catalog.newest["cats"], Refused("draining"), 7.0)
             return 3
 
+        async def help(self, other: int, sockets: object) -> None:
+            """Does nothing: no other front end is here."""
+
     file = tmp_path / "arrivals.jsonl"
     settings = ServerSettings(record=str(file), record_limit_mb=1.0)
     some = Recording(settings, began=5.0)

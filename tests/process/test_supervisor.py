@@ -335,6 +335,22 @@ def test_everything_can_die_again_and_again(serve: Callable[..., Server], lines:
     assert server.exit_code() == 0
 
 
+def test_what_connects_to_a_front_end_that_stands_still_is_served_by_another(
+    serve: Callable[..., Server], lines: list[Line]
+) -> None:
+    server = serve(frontends=2, watchdog_s=0.0)
+    first, second = _one_of_each(server, lines)
+    still, other = first.status()["pid"], second.status()["pid"]
+    os.kill(still, signal.SIGSTOP)
+    for _ in range(20):  # half of them come to the socket of the one that stands still
+        line = server.connect()
+        assert line.status()["pid"] == other
+        line.close()
+    os.kill(still, signal.SIGCONT)
+    lines.append(_another(server, lines, still))
+    assert first.status()["pid"] == still
+
+
 @pytest.mark.conformance
 def test_clients_are_sent_elsewhere_while_a_front_end_keeps_dying(
     serve: Callable[..., Server], lines: list[Line]

@@ -335,13 +335,14 @@ class Watchdog:
     log: Logger
     what: str  # it is called in the log
     fields: Mapping[str, object] = field(default_factory=dict)
+    still: float = 0.0  # for how long, at the last look
     stalled: bool = False
     killed: bool = False
 
     def look(self, *, patient: bool) -> None:
         """Checks the pulse, and must be called every `BEAT_S`. `patient`: what it imports or loads may hold
         its interpreter lock."""
-        still = self.watch.look()
+        still = self.still = self.watch.look()
         patient = patient or not self.watch.begun
         if (still >= STALE_S and not patient) != self.stalled:
             self.stalled = not self.stalled

@@ -61,6 +61,9 @@ class Frontend(Protocol):
 
     async def stop(self, within_s: float) -> int: ...
 
+    async def help(self, other: int, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        """Accepts for another front end that stands still, on its sockets too. Without any, not any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrontendParts:
@@ -231,6 +234,7 @@ class FrontendProcess:
         self._first = first
         self._settings = settings
         self._broken = asyncio.Event()
+        self._frontend: Frontend | None = None
 
     async def run(self) -> int:
         arena, table, gates, pulse_file, *listening = self._first.files
@@ -244,22 +248,18 @@ class FrontendProcess:
         Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
         door.watch(lambda catalog: apply_log_settings(catalog.logging))
         start: StartFrontend = _load(self._first.body["start"])
-        sockets = iter(listening)
         parts = FrontendParts(
             door=door,
             gates=GateTable(take_memory(gates)),
             settings=self._settings,
-            sockets={
-                name: [socket.socket(fileno=next(sockets)) for _ in range(count)]
-                for name, count in self._first.body["sockets"].items()
-            },
+            sockets=_sockets(listening, self._first.body["sockets"]),
             table=Table(take_memory(table)),
             block=block,
             began=self._first.body["began"],
         )
         obeying = asyncio.create_task(self._obey(door))
         spare_the_collector()
-        frontend = await start(parts)
+        frontend = self._frontend = await start(parts)
         self._control.send("up")
         broken = asyncio.create_task(self._broken.wait())
         await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -275,8 +275,19 @@ class FrontendProcess:
             if message.word == "drain":
                 door.drain()
                 return float(message.body["within_s"])
+            if message.word == "help":
+                sockets = _sockets(message.files, message.body["sockets"])
+                if self._frontend is not None:
+                    await self._frontend.help(message.body["other"], sockets)
+                continue
             await door.attach(socket.socket(fileno=message.files[0]))
         return 0.0
+
+
+def _sockets(files: Sequence[int], counts: Mapping[str, int]) -> dict[str, list[socket.socket]]:
+    """Returns listening sockets by the name of their port, of which each has so many."""
+    left = iter(files)
+    return {name: [socket.socket(fileno=next(left)) for _ in range(count)] for name, count in counts.items()}
 
 
 async def _live(role: str, control: Control, stream: int) -> int:

@@ -4,11 +4,13 @@ here."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import carpool
+from carpool.config.control_groups import within_limit
 from carpool.config.otel_settings import read_otel
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
@@ -42,7 +44,7 @@ _LIMITS = (
 class HttpFrontend:
     """Runs the protocol's port and the metrics' port, stopped together."""
 
-    def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row, access: Access) -> None:
+    def __init__(self, app: HttpApp, servers: Mapping[str, HttpServer], row: Row, access: Access) -> None:
         self._app = app
         self._access = access
         access.watch()
@@ -51,20 +53,24 @@ class HttpFrontend:
         self._counting: asyncio.Handle = asyncio.get_running_loop().call_soon(self._count)
 
     def _count(self) -> None:
-        self._row.set(CONNECTIONS, sum(server.connections for server in self._servers))
+        self._row.set(CONNECTIONS, sum(server.connections for server in self._servers.values()))
         self._counting = asyncio.get_running_loop().call_later(_COUNT_EVERY_S, self._count)
+
+    async def help(self, other: int, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        for name, server in self._servers.items():
+            await server.help(other, sockets[name])
 
     async def stop(self, within_s: float) -> int:
         self._counting.cancel()
         self._access.close()
-        cut_off = await asyncio.gather(*(server.stop(within_s) for server in self._servers))
+        cut_off = await asyncio.gather(*(server.stop(within_s) for server in self._servers.values()))
         self._app.close()
         return sum(cut_off)
 
 
 def http_limits(settings: ServerSettings) -> Limits:
     given = {name: getattr(settings, name) for name in _LIMITS}
-    return Limits(**given, max_held_bytes=MOST_BYTES // settings.front_ends)
+    return Limits(**given, max_held_bytes=within_limit(MOST_BYTES) // settings.front_ends)
 
 
 def cache_parts(settings: ServerSettings) -> CacheParts:
@@ -133,7 +139,7 @@ async def http(parts: FrontendParts) -> Frontend:
     await parts.until_catalogued()
     for name, server in servers.items():
         await server.start(parts.sockets[name], access.context)
-    return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))
+    return recording.frontend(HttpFrontend(app, servers, block.server, access))
 
 
 async def grpc(parts: FrontendParts) -> Frontend:

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import socket
 import stat
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -236,6 +237,9 @@ class _RecordedFrontend:
     def __init__(self, frontend: Frontend, recording: Recording) -> None:
         self._frontend = frontend
         self._recording = recording
+
+    async def help(self, other: int, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        await self._frontend.help(other, sockets)
 
     async def stop(self, within_s: float) -> int:
         try:

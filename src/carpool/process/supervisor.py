@@ -2,8 +2,8 @@
 
 It owns what must outlive them: the listening sockets, the memory of each front end, the counters. A front end
 that dies takes its connections with it and nothing else: those that the kernel has queued for it wait for the
-next one, since its socket stays open here. When it keeps dying and others are there, its socket is closed and
-made anew instead, so that the kernel sends clients elsewhere.
+next one, since its socket stays open here. While one stands still, or is not there yet, another one of its
+kind gets its socket, too, and accepts for both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from carpool.link.child_process import Child, Message, Watchdog
 from carpool.link.door import LoadingStep
 from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
-from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
+from carpool.memory.pulse import BEAT_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
@@ -42,7 +42,7 @@ _log = logger("supervisor")
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
-_DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end
+_HELP_S = 3 * BEAT_S  # for a front end that stands still for longer, another one accepts
 _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 
 
@@ -87,6 +87,16 @@ class Post:
     kind: FrontendKind | None = None  # None for the engine
     arena: int = -1
     sockets: dict[str, list[socket.socket]] = field(default_factory=dict)
+    helper: Child | None = None  # what accepts for this one
+
+    @property
+    def moves(self) -> bool:
+        return self.is_up and self.guard is not None and self.guard.still < _HELP_S
+
+    def listening(self) -> tuple[list[int], dict[str, int]]:
+        """Returns the descriptors of its sockets, and how many there are for each port."""
+        files = [sock.fileno() for socks in self.sockets.values() for sock in socks]
+        return files, {name: len(socks) for name, socks in self.sockets.items()}
 
     def back_off(self) -> float:
         """Returns how long to wait before the next attempt; those after it wait longer."""
@@ -202,8 +212,26 @@ class Supervisor:
         for post in (self._engine, *self._posts):
             if post.guard is not None:
                 post.guard.look(patient=not post.is_up)
+        if not self._stopping.is_set():
+            self._help()
         stalled = self._engine.guard is not None and self._engine.guard.stalled
         self._block.server.set(UP, -float(stalled))
+
+    def _help(self) -> None:
+        """Sees to it that somebody accepts on the sockets of every front end."""
+        for post in self._posts:
+            if post.moves:
+                if post.helper is not None:
+                    post.helper.control.send("help", other=post.block, sockets=dict.fromkeys(post.sockets, 0))
+                    post.helper = None
+                continue
+            able = [one for one in self._posts if one.kind is post.kind and one.moves]
+            if not post.was_up or not able or post.helper in [one.child for one in able]:
+                continue
+            helper = post.helper = able[post.block % len(able)].child
+            files, counts = post.listening()
+            if helper is not None:
+                helper.control.send("help", files, other=post.block, sockets=counts)
 
     async def _could_not_start(self, post: Post, error: Exception) -> None:
         post.child = None
@@ -227,8 +255,6 @@ class Supervisor:
         if child.age >= _STABLE_S:
             post.delay = 0.0
         delay = post.back_off()
-        if delay >= _DIVERT_S and sum(other.kind is post.kind for other in self._posts) > 1:
-            post.close()
         fields = {"child": child.pid, "ending": _ending(code), "restart_in_s": delay}
         _log.error("process-died", role=post.role, **fields, **({"error": post.error} if post.error else {}))
         self._block.server.add(RESTARTS[post.role])
@@ -261,8 +287,7 @@ class Supervisor:
             names = {"begin": self._begin_engine, "start": self._start_engine}
             self._brief(child, post, shared, **names, paths=self._paths)
         else:
-            listening = [sock.fileno() for socks in post.sockets.values() for sock in socks]
-            counts = {name: len(socks) for name, socks in post.sockets.items()}
+            listening, counts = post.listening()
             files = [post.arena, *shared, *listening]
             self._brief(child, post, files, start=post.kind.start, sockets=counts)
         _log.info("process-started", role=post.role, child=child.pid, forked=child.is_fork)
@@ -391,9 +416,7 @@ class Supervisor:
         """A new front end gets memory that nothing can still write to: the engine may not be done yet."""
         if post.arena >= 0:
             os.close(post.arena)
-        post.arena = create_memory("carpool-slots", self._settings.slots * self._settings.slot_bytes)
-        if not post.sockets:
-            self._listen(post)
+        post.arena = create_memory("carpool-slots", self._settings.arena_bytes)
 
 
 def _connect(engine: Child, frontend: Post) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from carpool.config.server import ServerSettings
@@ -16,7 +16,7 @@ from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import GrpcService
 from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.frontend.grpc.h2_shared import H2Shared
-from carpool.frontend.http.http_server import accept
+from carpool.frontend.http.http_server import Listeners
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.shared import Clock
 from carpool.frontend.pictures.workers import threads_for
@@ -47,7 +47,7 @@ class GrpcServer:
         self._access = access
         self._limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
         self._descriptors = Descriptors()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: Listeners | None = None
         self._shared: H2Shared | None = None
         self._clock = clock  # of the turns that connections take
         self._timer: asyncio.TimerHandle | None = None
@@ -65,7 +65,12 @@ class GrpcServer:
             return H2Connection(shared)
 
         tls = None if access is None else access.context
-        self._listeners = await accept(sockets, accepted, limits, tls)
+        self._listeners = Listeners(accepted, limits, tls)
+        await self._listeners.open(sockets)
+
+    async def help(self, other: int, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        if self._listeners is not None:
+            await self._listeners.help(other, sockets["grpc"])
 
     async def stop(self, within_s: float) -> int:
         """Refuse what is new, finish what has begun, cut off the rest; returns how many were cut off."""
@@ -74,8 +79,8 @@ class GrpcServer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.idle.wait(), within_s)
         cut_off = service.running
-        for listener in self._listeners:
-            listener.close()
+        if self._listeners is not None:
+            self._listeners.close()
         if shared is not None:
             await self._part_with_clients(shared)
         if self._timer is not None:

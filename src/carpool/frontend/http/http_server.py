@@ -149,6 +149,33 @@ async def accept(
     ]
 
 
+class Listeners:
+    """Accepts on a server's own sockets, and on those of other front ends while they stand still."""
+
+    def __init__(
+        self, accepted: Callable[[], Accepted], limits: Limits, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._accepted = accepted
+        self._limits = limits
+        self._tls = tls
+        self._own: list[asyncio.Server] = []
+        self._of_others: dict[int, list[asyncio.Server]] = {}
+
+    async def open(self, sockets: Sequence[socket.socket]) -> None:
+        self._own = await accept(sockets, self._accepted, self._limits, self._tls)
+
+    async def help(self, other: int, sockets: Sequence[socket.socket]) -> None:
+        """Accepts for another front end, too. Without sockets, not any more."""
+        for listener in self._of_others.pop(other, ()):
+            listener.close()
+        self._of_others[other] = await accept(sockets, self._accepted, self._limits, self._tls)
+
+    def close(self) -> None:
+        for listener in (*self._own, *(one for some in self._of_others.values() for one in some)):
+            listener.close()
+        self._own, self._of_others = [], {}
+
+
 class HttpServer:
     """Serves one app on some sockets until it is stopped. To be used from its loop's thread."""
 
@@ -168,7 +195,7 @@ class HttpServer:
         self._unread = unread or Unread()
         self._limits = limits or Limits()
         self._descriptors = Descriptors()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: Listeners
         self._shared: Shared
         self._timer: asyncio.TimerHandle
 
@@ -184,7 +211,11 @@ class HttpServer:
             self._descriptors.connected(len(shared.connections))
             return Connection(shared)
 
-        self._listeners = await accept(sockets, accepted, self._limits, tls)
+        self._listeners = Listeners(accepted, self._limits, tls)
+        await self._listeners.open(sockets)
+
+    async def help(self, other: int, sockets: Sequence[socket.socket]) -> None:
+        await self._listeners.help(other, sockets)
 
     @property
     def connections(self) -> int:
@@ -198,9 +229,7 @@ class HttpServer:
 
     def stop_accepting(self) -> None:
         """Refuse new connections, close idle ones, and let the others finish what they have begun."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        self._listeners.close()
         self._shared.stopping = True
         for connection in list(self._shared.connections):
             connection.retire()
