@@ -136,6 +136,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
 
     import uvloop
 
+    from carpool.config.control_groups import memory_limit, within_limit
     from carpool.config.otel_settings import otel_warning, read_otel
     from carpool.config.server import server_settings
     from carpool.demo import demo_models
@@ -156,6 +157,11 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     for warning in filter(None, (*warnings, otel_warning(settings))):
         logger("server").warning("settings", message=warning)
     raise_limit(settings.max_connections)
+    limit = memory_limit()
+    if limit is not None:
+        slots_mb, most_mb = settings.arena_bytes >> 20, within_limit(limit) >> 20
+        sizes = {"limit_mb": limit >> 20, "each_budget_mb": most_mb, "slots_mb": slots_mb}
+        logger("server").info("memory-limit", **sizes)
     check_files(settings)
     _warn_if_open(settings)
     paths = paths or [Path(one) for one in settings.models] or demo_models()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from carpool.config.control_groups import within_limit
 from carpool.config.model import task_names
 from carpool.config.presets import PRESETS, PictureChoice
 from carpool.config.redis_url import read_redis_url
@@ -290,6 +291,13 @@ class ServerSettings:
         """Returns the number of front ends of both protocols: memory that is bounded for the server is
         divided by it."""
         return max(1, self.frontends) + self.grpc_frontends
+
+    @property
+    def arena_bytes(self) -> int:
+        """Returns the size of a front end's memory for requests: all slots, unless the container's limit of
+        memory leaves less. One slot is left in any case."""
+        part = within_limit(self.front_ends * self.slots * self.slot_bytes) // self.front_ends
+        return max(self.slot_bytes, part // self.slot_bytes * self.slot_bytes)
 
     def __post_init__(self) -> None:
         for setting in fields(self):

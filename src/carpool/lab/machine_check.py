@@ -21,6 +21,7 @@ from pathlib import Path
 from carpool import __version__
 from carpool.compiling import form, other_form
 from carpool.config.backend_kinds import BackendKind, installed, kinds
+from carpool.config.control_groups import memory_limit
 from carpool.config.otel_settings import otel_warning, package_is_missing, read_otel
 from carpool.config.server import ServerSettings, server_settings
 from carpool.config.usable_cores import usable_cores
@@ -164,7 +165,9 @@ def _devices() -> Iterator[Finding]:
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     yield Finding("devices", "processor", State.FINE, f"{machine.cpu}, {cores}{limited}")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Finding("devices", "memory", State.FINE, _gigabytes(memory))
+    limit = memory_limit()
+    says = "" if limit is None or limit >= memory else f"; {_gigabytes(limit)} in this container"
+    yield Finding("devices", "memory", State.FINE, _gigabytes(memory) + says)
     gpus = ", ".join(machine.gpus) or (f"{gpu_count()} GPUs" if gpu_count() else "")
     yield Finding("devices", "GPUs", State.FINE if gpus else State.ABSENT, gpus or "none was found")
     if gpus and not installed("pynvml"):

@@ -186,7 +186,7 @@ async def _joined(
         stop.set()
 
     most = settings.max_body_bytes
-    arena = create_memory("carpool-arena", settings.slots * settings.slot_bytes)
+    arena = create_memory("carpool-arena", settings.arena_bytes)
     door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=most, broken=broken)
     side = EngineSide(host, max_answer_bytes=most, dropped=broken)
     ours, theirs = socket.socketpair()

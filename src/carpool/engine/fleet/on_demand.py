@@ -19,6 +19,7 @@ from time import monotonic
 
 from carpool.backends.python.declarations import callees
 from carpool.config.backend_kinds import kind_of
+from carpool.config.control_groups import free_in_groups
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource
 from carpool.core.numerals import numeral
@@ -278,12 +279,8 @@ def free_memory() -> int:
         free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable:")
     except OSError:
         raise ConfigError("the free memory cannot be measured here: give --memory-gb") from None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return free if limit == "max" else min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        return free
+    left = free_in_groups()
+    return free if left is None else min(free, left)
 
 
 def _kilobytes(text: str, field: str) -> int:

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from carpool import errors
+from carpool.config.control_groups import within_limit
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, retry_after, without_stack
 from carpool.frontend.caches.front_caches import CacheParts
@@ -81,7 +82,7 @@ class GrpcService(FrontService):
         self.idle.set()
         self.running = 0
         most = settings.max_connections
-        self.accounts = Accounts(most, most, MOST_BYTES // settings.front_ends)
+        self.accounts = Accounts(most, most, within_limit(MOST_BYTES) // settings.front_ends)
         self.inflating = Shares(_MOST_INFLATING)
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)

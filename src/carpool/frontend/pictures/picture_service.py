@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import cv2
 
+from carpool.config.control_groups import within_limit
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.frontend.clients.accounts import Shares
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
@@ -71,9 +72,10 @@ class PictureService:
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key
         self._models: dict[int, PictureModel] = {}  # by the entry's key
-        self._held = Shares(_MOST_HELD_BYTES)
+        self._held = Shares(within_limit(_MOST_HELD_BYTES))
         self._pixels = Shares(MOST_PIXELS_WAITING)
         self._kept = 0  # bytes of pixels, for later steps
+        self._most_kept = within_limit(_MOST_KEPT_BYTES)
         door.watch(self._renewed)
 
     def _renewed(self, catalog: Catalog) -> None:
@@ -175,7 +177,7 @@ class PictureService:
 
     def keep(self, size: int) -> bool:
         """Count bytes of pixels that are kept between two steps; False when there are too many already."""
-        if self._kept and self._kept + size > _MOST_KEPT_BYTES:
+        if self._kept and self._kept + size > self._most_kept:
             return False
         self._kept += size
         return True
