@@ -64,7 +64,7 @@ def _mark(row: CallRow, flavour: Flavour) -> str:
     got = row.got.get(flavour)
     if got is None:
         return "–"
-    return "yes" if got.good else "NO"
+    return "✓" if got.good else "NO"
 
 
 def _short(text: str) -> str:

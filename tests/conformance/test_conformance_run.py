@@ -118,7 +118,7 @@ def test_long_tests_that_fail_are_a_failure(monkeypatch: pytest.MonkeyPatch, sta
 def test_failures_stand_out() -> None:
     case = every_case()[0]
     row = CallRow(case, {Flavour.HTTP: Got(True, "true"), Flavour.GRPC: Got(False, "a | b")})
-    assert call_cells(row)[3:] == ["yes", "–", "NO", "–", "a | b"]
+    assert call_cells(row)[3:] == ["✓", "–", "NO", "–", "a | b"]
     failed = RunRow(every_run()[0], (), "exit code 99")
     assert run_cells(failed)[0][3] == "FAILED"
     assert "a \\| b" in as_markdown([row], [failed])
