@@ -55,7 +55,7 @@ def test_a_picture_is_asked_about(tmp_path: Path) -> None:
         assert answer == {
             "model": "bright",
             "version": "1",
-            "assumed": ["resize", "mean", "std"],
+            "assumed": ["resize", "mean", "std", "channels"],
             "image": {"width": 512, "height": 512},
             "is_dark": True,
         }

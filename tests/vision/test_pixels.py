@@ -27,7 +27,7 @@ from carpool.vision.plans.settings import Described, describe
 from carpool.vision.transforms import Transform
 from vision.classifiers import SIDE, classifier
 
-ALL = ("resize", "mean", "std")
+ALL = ("resize", "mean", "std", "channels")
 VIT = {"architectures": ["ViTForImageClassification"], "id2label": {str(n): f"c{n}" for n in range(10)}}
 PREPARED = {"size": {"height": SIDE, "width": SIDE}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
 PREPARED["do_normalize"] = True
@@ -102,10 +102,13 @@ def test_a_preset_leaves_nothing_open(preset: str, tmp_path: Path) -> None:
     ("toml", "left"),
     [
         ("[image]\nsize = 64\n", ALL),
-        ('[image]\nresize = "letterbox"\n', ("mean", "std")),
-        ("[image]\nmean = 0\n", ("resize",)),
-        ("[image]\nscale = 0.5\n", ("resize",)),
-        ('[image]\nresize = "crop"\nstd = 1\n', ()),
+        ('[image]\nresize = "letterbox"\n', ("mean", "std", "channels")),
+        ("[image]\nmean = 0\n", ("resize", "scale", "channels")),
+        ("[image]\nscale = 0.5\n", ("resize", "channels")),
+        ('[image]\nresize = "crop"\nstd = 1\nchannels = "bgr"\n', ("scale",)),
+        ('[image]\nresize = "crop"\nstd = 255\nchannels = "rgb"\n', ()),
+        ('[image]\nresize = "crop"\nmean = [0.485, 0.456, 0.406]\n', ()),  # red, green, blue
+        ('[image]\nresize = "crop"\nmean = [103.939, 116.779, 123.68]\n', ("channels",)),
     ],
 )
 def test_keys_count_also_where_they_say_the_usual(toml: str, left: tuple[str, ...], tmp_path: Path) -> None:
@@ -200,10 +203,12 @@ MEAN = (123.675, 116.28, 103.53)
 )
 def test_first_layers(layers: list[tuple[str, tuple[float, ...]]], takes: str | None, tmp_path: Path) -> None:
     file = classifier(tmp_path / "m.onnx", *layers)
-    found = read_metadata(file).layers
+    found = read_metadata(file).start.layers
     assert (None if found is None else found.takes) == takes
     said = seen(file)
-    assert assumed(said) == (ALL if takes is None else ("resize",))
+    in_order = layers and layers[-1][1] in ((0.229, 0.224, 0.225), (58.4, 57.1, 57.4))
+    left = ("resize",) if in_order else ("resize", "channels")
+    assert assumed(said) == (ALL if takes is None else left)
     if takes is not None:
         assert image_of(said).scale == (1.0 if takes == BYTES else 1 / 255)
         assert any("first layers" in line for line in said.evidence)
@@ -239,7 +244,7 @@ def test_a_preset_that_normalises_what_the_layers_normalise_is_a_warning(
 
 def test_an_input_of_bytes_takes_pixels(tmp_path: Path) -> None:
     file = classifier(tmp_path / "m.onnx", datatype=TensorProto.UINT8)
-    assert assumed(seen(file)) == ("resize",)
+    assert assumed(seen(file)) == ("resize", "channels")
     image = image_of(seen(file, PictureChoice(preset="torchvision")))
     assert (image.scale, image.mean, image.std, image.resize) == (1.0, (0.0,), (1.0,), "crop")
 

@@ -106,7 +106,7 @@ def test_the_layout_is_told_or_declared() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 64, 64), (64, 64), (1000,), (3, 3, 64, 64), (-1, 64, 64)])
 def test_models_that_take_no_picture_have_no_settings(shape: tuple[int, ...]) -> None:
-    assert describe(config(), signature({"y": (1000,)}, shape)) == NOTHING
+    assert describe(config(), signature({"y": (1000,)}, shape)).vision is None
     with pytest.raises(ConfigError, match='m: task = "classify" needs one input that can hold an image'):
         describe(config('task = "classify"'), signature({"y": (1000,)}, shape))
     with pytest.raises(ConfigError, match=r"m: \[image\] needs one input"):
@@ -117,7 +117,7 @@ def test_models_that_take_no_picture_have_no_settings(shape: tuple[int, ...]) ->
 def test_two_inputs_are_not_one_picture() -> None:
     one = signature({"y": (1000,)})
     two = Signature("m", (*one.inputs, replace(one.inputs[0], name="more")), one.outputs, 8)
-    assert describe(config(), two) == NOTHING
+    assert "2 inputs, and an image route fills one. Send tensors to POST" in describe(config(), two).ask
     optional = """
     [[input]]
     name = "images"
@@ -131,7 +131,7 @@ def test_two_inputs_are_not_one_picture() -> None:
     """
     assert describe(config(optional), two)[0] is not None
     text = Signature("m", (TensorSpec("t", Datatype.BYTES, (3, 64, 64)),), one.outputs, 8)
-    assert describe(config(), text) == NOTHING
+    assert describe(config(), text).ask == ""
 
 
 def test_an_input_of_any_size_needs_one() -> None:

@@ -20,8 +20,10 @@ def detector(file: Path, classes: int, *, dynamic: bool = False, **metadata: str
         helper.make_node("ReduceMean", ["images"], ["mean"], axes=[2, 3], keepdims=0),
         helper.make_node("MatMul", ["mean", "weights"], ["flat"]),
         helper.make_node("Sigmoid", ["flat"], ["fractions"]),
-        helper.make_node("Reshape", ["fractions", "shape"], ["output0"]),
+        helper.make_node("Reshape", ["fractions", "shape"], ["rows"]),
+        helper.make_node("Mul", ["rows", "units"], ["output0"]),
     ]
+    units = np.array([[SIDE]] * 4 + [[1]] * classes, np.float32)  # boxes are in pixels
     sides = ["height", "width"] if dynamic else [SIDE, SIDE]
     rest = ["fields", "anchors"] if dynamic else [fields, ANCHORS]
     graph = helper.make_graph(
@@ -29,7 +31,11 @@ def detector(file: Path, classes: int, *, dynamic: bool = False, **metadata: str
         "tiny",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, *sides])],
         [helper.make_tensor_value_info("output0", TensorProto.FLOAT, ["batch", *rest])],
-        [numpy_helper.from_array(weights, "weights"), numpy_helper.from_array(shape, "shape")],
+        [
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(shape, "shape"),
+            numpy_helper.from_array(units, "units"),
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     helper.set_model_props(model, metadata)

@@ -29,7 +29,8 @@ class Init:
     force: bool = o.option(False, "Add what was found to an existing model.toml. Its settings do not change.")
 
     def run(self) -> None:
-        from carpool.lab.settings_file import LABELS, refers_to_labels
+        from carpool.lab.model_report import one_model, read_before
+        from carpool.lab.settings_file import LABELS, check_whose, refers_to_labels
 
         if not self.model.exists():
             raise InvalidInput(f"{self.model}: no such file or folder")
@@ -37,6 +38,8 @@ class Init:
         target, names = folder / "model.toml", folder / LABELS
         if target.exists() and not self.force:
             raise InvalidInput(f"{target} exists already: --force adds what it lacks")
+        config = one_model(self.model).config
+        check_whose(read_before(config), config)
         report = read_report(self.model, choice_of(self.task, self.labels, self.size, self.preset))
         written = [target]
         if report.labels and refers_to_labels(report.toml) and not names.exists():

@@ -154,13 +154,15 @@ def write_preset(model: Path, preset: str) -> None:
     from carpool.config.presets import PRESETS
     from carpool.config.rules import nearest, shown
     from carpool.lab.model_report import one_model, read_before
-    from carpool.lab.settings_file import with_preset_text
+    from carpool.lab.settings_file import check_whose, with_preset_text
 
     if preset not in PRESETS:
         raise InvalidInput(f"preset cannot be {shown(preset)}; {nearest(preset, PRESETS)}")
     config = one_model(model).config
     target = config.path / "model.toml"
-    text, gone = with_preset_text(read_before(config), preset, config)
+    before = read_before(config)
+    check_whose(before, config)
+    text, gone = with_preset_text(before, preset, config)
     write_file(target, text)
     instead = f", in place of {', '.join(gone)} in [image]" if gone else ""
     print(f'Wrote preset = "{preset}" into {target}{instead}.')

@@ -384,7 +384,8 @@ class _Screen:
         for name, why in failed.items():
             print(f"    {name:<24} not served: {why}")
         for name, keys in assumed.items():
-            print(f"    ! {name}: responses may be wrong, because its {keys} is not known: set its preset")
+            what = "set its preset" if keys.startswith("resize, mean") else "see carpool inspect"
+            print(f"    ! {name}: responses may be wrong, because its {keys} is not known: {what}")
         if served:
             curl = "curl -sS" if not settings.tls_cert else f"curl -sS --cacert {quote(settings.tls_cert)}"
             metadata = f"{curl} {address}/v2/models/{served[0].config.name}"

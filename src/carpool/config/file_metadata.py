@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carpool.config.first_layers import FirstLayers, read_first_layers
+from carpool.config.first_layers import GraphStart, read_graph_start
 from carpool.config.protobuf_fields import fields_in, walk
 from carpool.config.regular_file import open_regular, read_regular
 
@@ -35,7 +35,7 @@ class FileMetadata:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)  # preprocessor_config.json
     meta: Mapping[str, Any] = field(default_factory=dict)  # meta.json: alphabets of readers
     name: str = ""  # of the file, or of the model's folder
-    layers: FirstLayers | None = None  # what the file itself does to pixels
+    start: GraphStart = field(default_factory=GraphStart)  # what an ONNX file itself does to pixels
 
 
 def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata:
@@ -44,15 +44,15 @@ def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata
     if file is None:
         return FileMetadata()
     entries: dict[str, str] = {}
-    layers = None
+    start = GraphStart()
     with suppress(OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
         if file.suffix == ".onnx":
-            entries, layers = _onnx(file)
+            entries, start = _onnx(file)
         else:
             entries = _extra_files(file)
     places = [file.parent] if folder is None else [file.parent, folder]
     config, preprocessor, meta = (_first_json(places, name) for name in _SETTINGS)
-    return FileMetadata(entries, config, preprocessor, meta, _name(file), layers)
+    return FileMetadata(entries, config, preprocessor, meta, _name(file), start)
 
 
 def _first_json(places: Sequence[Path], name: str) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def _name(file: Path) -> str:
     return folder.parent.name if folder.name.isdigit() else folder.name
 
 
-def _onnx(file: Path) -> tuple[dict[str, str], FirstLayers | None]:
+def _onnx(file: Path) -> tuple[dict[str, str], GraphStart]:
     """Nearly all of the file is the graph, of which little is read."""
     found: dict[str, str] = {}
-    layers = None
+    start = GraphStart()
     with open_regular(file) as data:
         for number, length in walk(data, os.fstat(data.fileno()).st_size):
             if number == _METADATA_PROPS and length <= _LONGEST_PAIR and len(found) < _MOST_PAIRS:
@@ -78,8 +78,8 @@ def _onnx(file: Path) -> tuple[dict[str, str], FirstLayers | None]:
                 found[key] = value
             elif number == _GRAPH:
                 with suppress(ValueError, IndexError):
-                    layers = read_first_layers(data, length)
-    return found, layers
+                    start = read_graph_start(data, length)
+    return found, start
 
 
 def _extra_files(file: Path) -> dict[str, str]:

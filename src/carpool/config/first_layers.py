@@ -1,4 +1,5 @@
-"""The layers of an ONNX file that its picture meets first: does the model make values of pixels itself?
+"""The layers of an ONNX file that its picture meets first: does the model make values of pixels itself, and
+how many channels has the picture?
 
 Only what decides is read: nodes from the input on, and constants of a few numbers. Nothing is run, weights
 are stepped over, and every length is bounded, for files come from strangers.
@@ -8,16 +9,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from carpool.config.protobuf_fields import fields_in, walk
+from carpool.config.protobuf_fields import fields_in, read_varint, walk
 
 _MOST_NODES = 256  # that are looked at: what normalises a picture comes first
 _LARGEST_NODE = 1 << 14
-_LARGEST_CONSTANT = 1 << 10  # bytes: a few numbers
+_LARGEST_CONSTANT = 1 << 10  # bytes: a few numbers; and as much is read of a weight, for its shape
+_MOST_DIMS = 16
 _NODE, _INITIALIZER, _INPUT = 1, 5, 11  # fields of GraphProto
 _PASS = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Clip")
 _FLOAT, _UINT8, _INT8, _INT32, _INT64, _DOUBLE = 1, 2, 3, 6, 7, 11  # of TensorProto
@@ -34,6 +38,28 @@ class FirstLayers(NamedTuple):
 
     takes: str
     words: str
+    in_order: bool = False  # what is taken away of each channel is ImageNet's mean, red first
+
+
+class GraphStart(NamedTuple):
+    """Describes what a graph says of its picture."""
+
+    layers: FirstLayers | None = None
+    channels: int | None = None  # that the first convolution takes
+    symbol: str = ""  # what the second dimension of the input is called, where it has no number
+
+
+_IMAGENET = np.array((0.485, 0.456, 0.406))
+_LIKE = 0.03  # as near are the means that CLIP and others computed themselves
+
+
+def like_imagenet(mean: Sequence[float] | Numbers) -> bool:
+    """Returns whether these are means of photos, red before green before blue, from 0 to 1 or to 255. Turned
+    round they are none: then the channels may be, too."""
+    values = np.asarray(mean, np.float64)
+    if values.size != 3:
+        return False
+    return any(bool((np.abs(values / unit - _IMAGENET) < _LIKE).all()) for unit in (1.0, 255.0))
 
 
 @dataclass(slots=True)
@@ -43,26 +69,64 @@ class _Node:
     outputs: list[str] = field(default_factory=list)
     constant: Numbers | None = None
     epsilon: float = 1e-5
+    group: int = 1
 
 
-def read_first_layers(file: BinaryIO, size: int) -> FirstLayers | None:
+@dataclass(slots=True)
+class _Input:
+    name: str = ""
+    symbols: list[str] = field(default_factory=list)  # by dimension; empty: a number
+
+
+def read_graph_start(file: BinaryIO, size: int) -> GraphStart:
     """`file` stands at the beginning of a graph of so many bytes. Raises ValueError where it is none."""
     nodes: list[_Node] = []
     constants: dict[str, Numbers] = {}
-    inputs: list[str] = []
+    taken_by: dict[str, int] = {}  # channels, by the name of a convolution's weight
+    weights: set[str] = set()
+    inputs: list[_Input] = []
     for number, length in walk(file, size):
         if number == _NODE and length <= _LARGEST_NODE and len(nodes) < _MOST_NODES:
             nodes.append(_node(file.read(length)))
-        elif number == _INITIALIZER and length <= _LARGEST_CONSTANT:
-            name, values = _tensor(file.read(length))
+        elif number == _INITIALIZER:
+            head = file.read(min(length, _LARGEST_CONSTANT))
+            name, dims = _shape(head)
+            weights.add(name)
+            if len(dims) == 4:
+                taken_by[name] = dims[1]
+            values = _tensor(head)[1] if length == len(head) else None
             if values is not None:
                 constants[name] = values
         elif number == _INPUT and length <= _LARGEST_NODE:
-            named = (value for key, value in fields_in(file.read(length)) if key == 1)
-            inputs += [value.decode("utf-8", "replace") for value in named]
+            inputs.append(_input(file.read(length)))
     constants |= {one.outputs[0]: one.constant for one in nodes if one.constant is not None and one.outputs}
-    taken = [name for name in inputs if name not in constants]
-    return _judge(nodes, constants, taken[0]) if len(taken) == 1 else None
+    taken = [one for one in inputs if one.name not in weights]
+    if len(taken) != 1:
+        return GraphStart()
+    symbol = taken[0].symbols[1] if len(taken[0].symbols) == 4 else ""
+    channels = _channels(nodes, taken_by, taken[0].name)
+    return GraphStart(_judge(nodes, constants, taken[0].name), channels, symbol)
+
+
+_KEEPS_CHANNELS = (
+    *("Identity", "Cast", "Clip", "Pad", "QuantizeLinear", "DequantizeLinear"),
+    *("Add", "Sub", "Mul", "Div", "BatchNormalization"),
+)
+
+
+def _channels(nodes: Sequence[_Node], taken_by: Mapping[str, int], name: str) -> int | None:
+    """Returns the channels of the first convolution that the picture reaches, layer by layer."""
+    reached = {name}
+    for one in nodes:
+        if not one.inputs or not one.outputs or one.inputs[0] not in reached:
+            continue
+        if one.op == "Conv" and len(one.inputs) > 1:
+            source = next((made.inputs for made in nodes if one.inputs[1] in made.outputs), one.inputs[1:])
+            found = taken_by.get(source[0]) if source else None
+            return None if found is None else found * one.group
+        if one.op in _KEEPS_CHANNELS:
+            reached.add(one.outputs[0])
+    return None
 
 
 def _judge(nodes: Sequence[_Node], constants: Mapping[str, Numbers], name: str) -> FirstLayers | None:
@@ -88,7 +152,8 @@ def _judge(nodes: Sequence[_Node], constants: Mapping[str, Numbers], name: str) 
     takes = _range(gain, bias) if done else None
     if takes is None:
         return None
-    return FirstLayers(takes, f"its first layers ({', '.join(done)}) make values of pixels {takes}")
+    words = f"its first layers ({', '.join(done)}) make values of pixels {takes}"
+    return FirstLayers(takes, words, like_imagenet(-bias / gain))
 
 
 def _step(node: _Node, constants: Mapping[str, Numbers], name: str) -> tuple[Numbers, Numbers] | None:
@@ -178,6 +243,8 @@ def _attribute(node: _Node, said: Mapping[int, bytes]) -> None:
         node.constant = np.array(struct.unpack("<f", said[2]), np.float64)
     elif name == b"epsilon" and len(said.get(2, b"")) == 4:
         node.epsilon = struct.unpack("<f", said[2])[0]
+    elif name == b"group" and 3 in said:
+        node.group = _varint(said[3])
 
 
 def _tensor(data: bytes) -> tuple[str, Numbers | None]:
@@ -197,6 +264,44 @@ def _tensor(data: bytes) -> tuple[str, Numbers | None]:
     if form is None or not held or len(held) % np.dtype(form).itemsize:
         return name, None
     return name, np.frombuffer(held, form).astype(np.float64)
+
+
+def _shape(data: bytes) -> tuple[str, list[int]]:
+    """Returns a tensor's name and its dimensions, from its first bytes: its numbers stand behind them."""
+    name, dims = "", list[int]()
+    with suppress(ValueError):
+        for number, value in fields_in(data):
+            if number == 1:
+                dims += _varints(value)
+            elif number == 8:
+                name = value.decode("utf-8", "replace")
+    return name, dims
+
+
+def _varints(data: bytes) -> list[int]:
+    """Returns the numbers of a field that may be packed, of which a shape has a few."""
+    view, found = BytesIO(data), list[int]()
+    while view.tell() < len(data) and len(found) < _MOST_DIMS:
+        found.append(read_varint(view))
+    return found
+
+
+def _input(data: bytes) -> _Input:
+    """Reads ValueInfoProto: its name, and in its type's shape what each dimension is called."""
+    found = _Input()
+    for number, value in fields_in(data):
+        if number == 1:
+            found.name = value.decode("utf-8", "replace")
+        elif number == 2:
+            shape = _within(_within(value, 1), 2)
+            dims = [part for key, part in fields_in(shape) if key == 1]
+            found.symbols = [_within(part, 2).decode("utf-8", "replace")[:80] for part in dims[:_MOST_DIMS]]
+    return found
+
+
+def _within(data: bytes, number: int) -> bytes:
+    """Returns the bytes of one field of a small message; none, where it is not there."""
+    return next((value for key, value in fields_in(data) if key == number), b"")
 
 
 def _varint(data: bytes) -> int:

@@ -203,7 +203,8 @@ class SegmentSettings(BoxSettings):
     threshold: float = _key(0.5, within=(0, 1))
     # a class that gets no mask; None: the one labelled background, if any
     background: int | None = _key(None, within=(0, MAX_CLASSES - 1))
-    format: str | None = _key(None, *_HEADS, "maps")
+    # "class_map": one map of the classes' numbers
+    format: str | None = _key(None, *_HEADS, "maps", "class_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,8 @@ class ObbSettings(BoxSettings):
 @dataclass(frozen=True, slots=True)
 class DepthSettings:
     inverse: bool | None = None  # larger numbers are nearer; None: unless the output's name says depth
+    # The middles of the map's outermost pixels lie on those of the picture's, as Ultralytics has it
+    align_corners: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,24 @@ _CLIP: Mapping[str, Any] = {
     "std": (0.26862954, 0.26130258, 0.27577711),
 }
 _KERAS = {"resize": "stretch", "kernel": "bilinear"}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_ORDERS: Mapping[str, str] = {"keras-caffe": "bgr"}  # of channels; the others' is RGB
+_VALUES_OF: Mapping[str, Mapping[str, Any]] = {
     "torchvision": {"resize": "crop", "crop": 0.875, "kernel": "pil-bilinear", **_IMAGENET},
     "timm": {"resize": "crop", "crop": 0.875, "kernel": "pil-bicubic", **_IMAGENET},
     "clip": {"resize": "crop", "kernel": "pil-bicubic", **_CLIP},
     "keras-tf": {**_KERAS, "scale": 1 / 127.5, "mean": (1.0,)},
-    "keras-caffe": {**_KERAS, "channels": "bgr", "scale": 1.0, "mean": (103.939, 116.779, 123.68)},
+    "keras-caffe": {**_KERAS, "scale": 1.0, "mean": (103.939, 116.779, 123.68)},
     "ultralytics": {"resize": "letterbox", "kernel": "bilinear", "scale": 1 / 255},
+    "rfdetr": {**_KERAS, **_IMAGENET},
     "plain": {"resize": "letterbox", "scale": 1 / 255},
+}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    name: {"channels": _ORDERS.get(name, "rgb"), **found} for name, found in _VALUES_OF.items()
 }
 """What each library does to a picture before its models see it, as fields of ImageSettings."""
 
 VALUES = ("scale", "mean", "std")
+_ALIKE = 1e-2  # of values that run over some units
 _NOT_PIXELS = ("size", "layout", "decode")
 PIXELS = tuple(one.name for one in fields(ImageSettings) if one.name not in _NOT_PIXELS)
 _FIT = tuple(name for name in PIXELS if name not in (*VALUES, "kernel", "channels"))
@@ -44,14 +50,34 @@ _OF_MIDDLES = {"resize": "crop", "crop": 1.0, "kernel": "pil-bilinear"}
 
 
 def preset_fields(preset: str, task: str | None = None) -> dict[str, Any]:
-    """A crop would cut off what detectors and segmenters look for, so that theirs is a letterbox; the
-    classifiers of Ultralytics see the middle of the picture."""
+    """A crop would cut off what detectors and segmenters look for, so that theirs is a letterbox. Of
+    Ultralytics, classifiers see the middle of the picture, and models of depth see it stretched."""
     found = dict(PRESETS[preset])
     if preset == "ultralytics" and task == Task.CLASSIFY:
         found |= _OF_MIDDLES
-    if found["resize"] == "crop" and task not in (None, Task.CLASSIFY, Task.EMBED, Task.RAW):
+    if preset == "ultralytics" and task == Task.DEPTH:
+        found["resize"] = "stretch"
+    if not keeps_crop(preset, task):
         found = {name: value for name, value in found.items() if name != "crop"} | {"resize": "letterbox"}
     return found
+
+
+def keeps_crop(preset: str, task: str | None) -> bool:
+    """Returns whether pictures are fitted as the preset's library does it: False where its crop became a
+    letterbox, since the library has no rule of its own for this task."""
+    cropped = PRESETS[preset]["resize"] == "crop"
+    return not cropped or task in (None, Task.CLASSIFY, Task.EMBED, Task.RAW)
+
+
+def same_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether scale, mean and std of both make the same of every pixel."""
+
+    def ends(found: Mapping[str, Any]) -> list[float]:
+        scale, means, stds = found.get("scale", 1.0), found.get("mean", (0.0,)), found.get("std", (1.0,))
+        pairs = [(means[at % len(means)], stds[at % len(stds)]) for at in range(3)]
+        return [(pixel * scale - mean) / std for pixel in (0, 255) for mean, std in pairs]
+
+    return all(abs(a - b) < _ALIKE for a, b in zip(ends(one), ends(other), strict=True))
 
 
 def said_of_pixels(config: ModelConfig) -> dict[str, Any]:

@@ -113,11 +113,25 @@ def _model(top: TomlTable, path: Path, name: str) -> ModelConfig:
     if config.registry is not None:
         _check_registry(top, config.registry)
     config = with_preset(_checked_generation(top, config))
+    if config.image is not None and "scale" not in (config.image_keys or ()):
+        _check_units(top, config.image)
     if config.rollout is not None and top.has("versions"):
         raise top.error("versions", "does not go with [rollout], which chooses the versions itself")
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, top.where("batching"))
+
+
+def _check_units(top: TomlTable, image: ImageSettings) -> None:
+    """Numbers of up to 1 are those of pixels from 0 to 1, larger ones those of pixels from 0 to 255; a mean
+    of 0 and a std of 1 are those of both."""
+    mean, std = max(map(abs, image.mean)), [one for one in image.std if one != 1.0]
+    if not mean or not std or (mean <= 1.0) == (max(std) <= 1.0):
+        return
+    small, large = ("mean", "std") if mean <= 1.0 else ("std", "mean")
+    found = f"{small} {list(getattr(image, small))} is of pixels from 0 to 1, and {large} "
+    found += f"{list(getattr(image, large))} of pixels from 0 to 255"
+    raise top.error("image.mean", f"and image.std mix two units: {found}; write both in one, or set scale")
 
 
 _NOT_WRITTEN = (

@@ -17,10 +17,10 @@ from carpool.engine.profile.instance_layout import Layout, close_all
 from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.errors import CarpoolError, ConfigError
-from carpool.lab.settings_file import settings_text
+from carpool.lab.settings_file import named_file, settings_text
 from carpool.memory.spare_memory import give_back, own_bytes
 from carpool.types import TensorSpec
-from carpool.vision.plans.pixels import preset_against_layers, what_is_assumed
+from carpool.vision.plans.pixels import twice_normalised, what_is_assumed
 from carpool.vision.plans.settings import Described, VisionSettings, describe
 
 
@@ -74,6 +74,12 @@ def read_before(config: ModelConfig) -> str:
     return file.read_text("utf-8") if file.is_file() else ""
 
 
+def _own_settings(config: ModelConfig) -> str:
+    """Returns the model.toml that stands there, unless it is for another file."""
+    before = read_before(config)
+    return before if named_file(before, config) in (None, config.file) else ""
+
+
 def how_it_sees(source: ModelSource) -> VisionSettings | None:
     """Returns how a model answers pictures; None: it takes tensors. It is opened and tried once."""
     return look_at(source)[1].vision
@@ -103,8 +109,11 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
     file = source.versions[-1].file
     assumed = () if vision is None else vision.assumed
     weights, image = _memory(found, source.versions[-1])
-    twice = None if vision is None else preset_against_layers(found.config, found.seen.claims)
-    warnings = [*([what_is_assumed("it", assumed)] if assumed else []), *([twice] if twice else [])]
+    twice = None if vision is None else twice_normalised(found.config, found.seen.claims)
+    warnings = [
+        *([what_is_assumed("it", assumed, found.config.preset)] if assumed else []),
+        *([twice] if twice else []),
+    ]
     return ModelReport(
         model=source.config.name,
         file="" if file is None else str(file),
@@ -119,7 +128,7 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
         ask=said.ask,
         weights_mb=weights,
         image_mb=image,
-        toml=settings_text(found.config, said, read_before(found.config)),
+        toml=settings_text(found.config, said, _own_settings(found.config)),
     )
 
 

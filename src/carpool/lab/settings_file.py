@@ -13,6 +13,7 @@ from typing import Any
 
 from carpool.config.model import ImageSettings, ModelConfig
 from carpool.config.presets import PIXELS, PRESETS
+from carpool.config.repository import TOML
 from carpool.errors import ConfigError
 from carpool.vision.geometry import scale_of
 from carpool.vision.plans.settings import Described, VisionSettings
@@ -53,6 +54,23 @@ def with_preset_text(before: str, preset: str, config: ModelConfig) -> tuple[str
     for key in gone:
         del image[key]
     return _dumped(document), gone
+
+
+def named_file(before: str, config: ModelConfig) -> str | None:
+    """Returns the file that these settings are for; None: they do not say."""
+    found = _parsed(before, config).get("file")
+    return None if found is None else str(found)
+
+
+def check_whose(before: str, config: ModelConfig) -> None:
+    """Raises a ConfigError where the settings that stand there are those of another file in the folder."""
+    named = named_file(before, config)
+    if named not in (None, config.file):
+        target = config.path / TOML
+        raise ConfigError(
+            f'{target} is for file = "{named}", not for {config.file}: move one of them to its own folder',
+            field="file",
+        )
 
 
 def refers_to_labels(text: str) -> bool:

@@ -76,6 +76,18 @@ def boxes_scores(boxes: Array, scores: Array, least: float) -> Found:
     return Found(boxes[rows], chosen[np.arange(len(rows)), best], best, boxes[rows, 4:])
 
 
+def best_pairs(boxes: Array, scores: Array, least: float) -> Found:
+    """Reads queries [n, 4] by corners and scores [n, classes], where each class of a query counts for itself:
+    the best n pairs of both, in their order where scores are equal."""
+    places = np.flatnonzero(np.ascontiguousarray(scores).reshape(-1) >= least)
+    found = scores.reshape(-1)[places]
+    if len(places) > len(boxes):
+        best = np.argsort(-found, kind="stable")[: len(boxes)]
+        places, found = places[best], found[best]
+    rows, classes = np.divmod(places, max(1, scores.shape[1]))
+    return Found(boxes[rows], found, classes, boxes[rows, 4:])
+
+
 def rows_above(scores: Array, least: float) -> Array:
     """Returns rows with any number so large. To look for the numbers is several times faster than for the
     maxima."""

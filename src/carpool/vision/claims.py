@@ -15,14 +15,18 @@ from typing import Any
 
 from carpool.config.file_metadata import FileMetadata
 from carpool.config.first_layers import BYTES, FRACTIONS, SYMMETRIC
-from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, MAX_SIDE
-from carpool.config.presets import preset_fields
+from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, PILLOW
+from carpool.config.presets import VALUES, preset_fields, same_values
 from carpool.config.python_source import read_expression
+from carpool.vision.processor_config import read_processor, sides_of, values_of
 
 _LONGEST = 1 << 20  # characters of a literal
 _DEEPEST = 4
 _LONGEST_LABEL = 200
-_TASKS = ("detect", "segment", "classify", "pose", "obb")  # those that Ultralytics and we both know
+_TASKS = {  # Ultralytics' names of tasks, and ours
+    **{task: task for task in ("detect", "segment", "classify", "pose", "obb", "depth")},
+    "semantic": "segment",
+}
 _ARCHITECTURES = {  # how names of transformers' classes end
     "ForImageClassification": "classify",
     "ForObjectDetection": "detect",
@@ -34,12 +38,8 @@ _SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class 
 _FINDS_TEXT = re.compile(r"(?i).{0,60}(?:pp-?ocr|text)[a-z0-9._-]{0,20}[_-]det(?:[_-].{0,60})?")
 _PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,), "std": (0.5,)}
 _PPOCR_LINE, _PPOCR_PAGE = (48, 640), (960, 960)
-_KERNELS = {0: "pil-nearest", 1: "pil-lanczos", 2: "pil-bilinear", 3: "pil-bicubic"}
-_KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in _KERNELS.values()}
+_KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in PILLOW}
 _CROP_MODES = {"squash": "stretch", "border": "letterbox"}  # timm's, beside its center
-_FLIPS = "MobileViT"  # a processor that turns RGB into BGR unless its file says otherwise
-_NEVER_NORMALISE = (_FLIPS, "GLPN")  # without mean and std, which their files may name all the same
-_WARPED = 384  # pixels from which on ConvNeXt's processor does not crop
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,11 @@ class Claims:
     image: Mapping[str, Any] = field(default_factory=dict)  # fields of ImageSettings
     activation: str | None = None
     keypoints: tuple[int, int] | None = None
+    form: str = ""  # what the writer calls the task, where ours is wider
     lines: tuple[str, ...] = ()  # what was found, in words
     layers: Mapping[str, Any] | None = None  # the values that the file's own first layers take
+    doubts: tuple[str, ...] = ()  # settings of [image] that it leaves open, or contradicts itself about
+    channels: int | None = None  # of the picture, where the input's shape leaves that open
 
 
 NO_CLAIMS = Claims()
@@ -67,13 +70,33 @@ _TAKES: Mapping[str, Mapping[str, Any]] = {
 
 def read_claims(metadata: FileMetadata) -> Claims:
     """Returns an empty one where nobody claims anything. What the file's own layers do to pixels counts
-    before what is said about the values that they were trained with."""
-    claims, layers = _claimed(metadata), metadata.layers
+    before what is said about the values that they were trained with; where both differ, that is a doubt."""
+    claims = _claimed(metadata)
+    claims = replace(claims, size=claims.size or _config_size(metadata), channels=_channels(metadata))
+    layers = metadata.start.layers
     if layers is None:
         return claims
     takes = _TAKES[layers.takes]
-    image = {**claims.image, **takes}
-    return replace(claims, image=image, lines=(*claims.lines, layers.words), layers=takes)
+    image = {**({"channels": "rgb"} if layers.in_order else {}), **claims.image, **takes}
+    claimed = any(name in claims.image for name in VALUES)
+    differs = claimed and not same_values(claims.image, takes)
+    doubts = (*claims.doubts, "mean", "std") if differs else claims.doubts
+    return replace(claims, image=image, lines=(*claims.lines, layers.words), layers=takes, doubts=doubts)
+
+
+def _config_size(metadata: FileMetadata) -> tuple[int, int] | None:
+    """Returns the size that transformers' config.json has for the network itself."""
+    return sides_of(metadata.config.get("image_size"))
+
+
+def _channels(metadata: FileMetadata) -> int | None:
+    """Returns those of the picture, for an export that names its dimension and gives it no number: what the
+    first convolution takes, or what the files beside it say."""
+    found = metadata.start.channels
+    if found is None and metadata.start.symbol in ("num_channels", "channels"):
+        means = metadata.preprocessor.get("image_mean")
+        found = metadata.config.get("num_channels", len(means) if isinstance(means, list) else None)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _claimed(metadata: FileMetadata) -> Claims:
@@ -84,7 +107,8 @@ def _claimed(metadata: FileMetadata) -> Claims:
         return _reader(entries, metadata.meta)
     if _FINDS_TEXT.fullmatch(metadata.name):
         return _text_finder(metadata.name)
-    if isinstance(config.get("architectures"), list):
+    wraps_timm = isinstance(config.get("architecture"), str) and "pretrained_cfg" in config
+    if isinstance(config.get("architectures"), list) and not wraps_timm:
         return _transformers(config, metadata.preprocessor)
     if isinstance(config.get("architecture"), str):
         return _timm(config)
@@ -131,23 +155,13 @@ def _number(key: object) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else -1
 
 
-def _sides(value: object) -> tuple[int, int] | None:
-    """Returns one number for a square, height and width, or timm's channels, height and width."""
-    found = [value, value] if isinstance(value, int) else value
-    if not isinstance(found, list | tuple) or len(found) not in (2, 3):
-        return None
-    height, width = found[-2:]
-    good = all(isinstance(side, int) and 0 < side <= MAX_SIDE for side in (height, width))
-    return (height, width) if good else None
-
-
 # ---- Ultralytics: YOLO and RT-DETR exports
 
 
 def _ultralytics(entries: Mapping[str, str]) -> Claims:
     task = entries.get("task", "detect")  # YOLOv5 writes names and stride alone
     labels = _names(literal(entries.get("names", "")))
-    size = _sides(literal(entries.get("imgsz", "")))
+    size = sides_of(literal(entries.get("imgsz", "")))
     shape = literal(entries.get("kpt_shape", ""))
     keypoints = None
     if isinstance(shape, list | tuple) and len(shape) == 2 and shape[1] in (2, 3):
@@ -155,12 +169,14 @@ def _ultralytics(entries: Mapping[str, str]) -> Claims:
     told = {"task": entries.get("task"), "names": f"{len(labels)} of them" if labels else None}
     told |= {"imgsz": entries.get("imgsz"), "kpt_shape": entries.get("kpt_shape")}
     words = ", ".join(f"{key} {' '.join(value.split())[:60]}" for key, value in told.items() if value)
-    image = preset_fields("ultralytics", task if task in _TASKS else None)
+    known = _TASKS.get(task)
+    image = preset_fields("ultralytics", known)
     if "rtdetr" in entries.get("description", "").lower().replace("-", ""):
         image["resize"] = "stretch"
     return Claims(
         source="Ultralytics",
-        task=task if task in _TASKS else None,
+        task=known,
+        form=task if task in ("semantic", "obb", "depth") else "",
         labels=labels,
         size=size,
         image=image,
@@ -195,69 +211,11 @@ def _transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) ->
 def _with_preprocessor(claims: Claims, settings: Mapping[str, Any]) -> Claims:
     if not settings:
         return claims
-    size, image = _fitted(settings)
-    kernel = _KERNELS.get(settings.get("resample", -1))
-    if kernel:
-        image["kernel"] = kernel
-    if settings.get("do_flip_channel_order", _processor(settings).startswith(_FLIPS)):
-        image["channels"] = "bgr"
-    image |= _values(settings)
+    size, image, doubts = read_processor(settings)
     words = ", ".join(f"{key} {value}" for key, value in image.items())
-    lines = (*claims.lines, f"preprocessor_config.json: size {size}, {words}")
-    return replace(claims, size=size, image=image, lines=lines)
-
-
-def _fitted(settings: Mapping[str, Any]) -> tuple[tuple[int, int] | None, dict[str, Any]]:
-    """Returns the input's size, and how pictures come into it. A processor that keeps their proportions and
-    cuts nothing off makes inputs of many sizes, which says nothing of a model that takes one."""
-    size, said = _edges(settings.get("size")), settings.get("size")
-    if settings.get("do_center_crop"):
-        cut = _edges(settings.get("crop_size"))
-        crop = min(cut) / min(size) if cut and size else 1.0
-        return cut or size, {"resize": "crop", "crop": crop} if crop <= 1 else {}  # else it pads
-    share = settings.get("crop_pct")
-    if size and isinstance(share, float) and 0 < share <= 1:  # ConvNeXt's
-        crop = size[0] / int(size[0] / share)
-        return size, {"resize": "crop", "crop": crop} if size[0] < _WARPED else {"resize": "stretch"}
-    varies = isinstance(said, Mapping) and "shortest_edge" in said
-    return size, {} if varies or not size else {"resize": "stretch"}
-
-
-def _edges(value: object) -> tuple[int, int] | None:
-    if isinstance(value, Mapping):
-        if "shortest_edge" in value:
-            return _sides(value["shortest_edge"])
-        return _sides([value.get("height"), value.get("width")])
-    return _sides(value)
-
-
-def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale, mean and deviation, as (pixel × scale − mean) ÷ std; nothing where one of them is missing, or
-    whether they count: each processor has its own defaults."""
-    scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
-    if not isinstance(scale, float) or not 0 < scale <= 1:
-        return {}
-    shift = 1.0 if settings.get("rescale_offset") else 0.0  # taken away before the rest
-    normalises = settings.get("do_normalize")
-    if normalises is None and _processor(settings).startswith(_NEVER_NORMALISE):
-        normalises = False
-    if normalises is False:
-        return {"scale": scale, "mean": (shift,)}
-    mean, std = _numbers(settings.get("image_mean")), _numbers(settings.get("image_std"))
-    if normalises is not True or not mean or not std or min(std) <= 0:
-        return {}
-    return {"scale": scale, "mean": tuple(number + shift for number in mean), "std": std}
-
-
-def _processor(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("image_processor_type", settings.get("feature_extractor_type", "")))
-
-
-def _numbers(value: object) -> tuple[float, ...] | None:
-    if not isinstance(value, list | tuple) or len(value) not in (1, 3):
-        return None
-    good = all(isinstance(one, int | float) and abs(one) < 1e6 for one in value)
-    return tuple(map(float, value)) if good else None
+    lines = [*claims.lines, f"preprocessor_config.json: size {size}, {words}"]
+    lines += [f"preprocessor_config.json leaves open: {', '.join(doubts)}"] if doubts else []
+    return replace(claims, size=size, image=image, lines=tuple(lines), doubts=doubts)
 
 
 def _timm(config: Mapping[str, Any]) -> Claims:
@@ -265,7 +223,7 @@ def _timm(config: Mapping[str, Any]) -> Claims:
     cfg = cfg if isinstance(cfg, Mapping) else config
     classes = config.get("num_classes", cfg.get("num_classes"))
     image: dict[str, Any] = {}
-    size, crop = _sides(cfg.get("input_size")), cfg.get("crop_pct")
+    size, crop = sides_of(cfg.get("input_size")), cfg.get("crop_pct")
     kernel, mode = _KERNELS_BY_NAME.get(str(cfg.get("interpolation"))), str(cfg.get("crop_mode"))
     if mode in _CROP_MODES:
         image["resize"] = _CROP_MODES[mode]
@@ -273,7 +231,8 @@ def _timm(config: Mapping[str, Any]) -> Claims:
         image |= {"resize": "crop", "crop": min(size) / int(min(size) / crop)}
     if kernel:
         image["kernel"] = kernel
-    image |= _values({"image_mean": cfg.get("mean"), "image_std": cfg.get("std"), "do_normalize": True})
+    image["channels"] = "rgb"
+    image |= values_of({"image_mean": cfg.get("mean"), "image_std": cfg.get("std"), "do_normalize": True})
     words = ", ".join(f"{key} {value}" for key, value in image.items())
     architecture = str(config["architecture"])[:100]
     return Claims(

@@ -6,7 +6,7 @@ The formats are facts about exports of Ultralytics, YOLOv5 and its kin, transfor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,10 +24,14 @@ from carpool.config.model import (
     TextRegionsSettings,
 )
 from carpool.types import Array, Datatype
+from carpool.vision.coco_numbers import COCO_NUMBERS
+from carpool.vision.known_families import in_levels, spread_over
 from carpool.vision.recognition import FLOATS, WRITTEN, WRITTEN_END, Facts, OutputFact, Reading
 
+_NUMBERS = (Datatype.UINT8, Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64, Datatype.UINT16)
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _COCO = 80  # classes
+_NOTHING = ("background", "no object", "no-object", "n/a", "nothing")  # the last label of a softmax, maybe
 _SIGMOID_DETRS = (80, 91, 365, 366)  # classes of detectors on COCO and Objects365
 _SOFTMAX_DETR = 92  # COCO's 91 numbers and one for nothing
 _IMAGENETS = (1000, 1001, 21_841, 21_843)
@@ -86,6 +90,8 @@ def _anchors(facts: Facts, table: OutputFact) -> str | None:
     rows, columns = table.shape
     if columns in _anchor_counts(facts, 1) and rows > 4:
         return "yolov8"
+    if rows in _anchor_counts(facts, 1) and columns > 5 and spread_over(table, facts):
+        return "yolov5"  # YOLOX, decoded
     return "yolov5" if rows in _anchor_counts(facts, 3) and columns > 5 else None
 
 
@@ -115,6 +121,13 @@ def _of_anchors(facts: Facts, table: OutputFact, form: str) -> Iterator[Reading]
     sample = table.sample if table.sample is None or form == "yolov8" else table.sample.T
     rest = None if sample is None else sample[before:]
     classes = fields - before if fields != DYNAMIC else None
+    boxes = None if sample is None else sample[:4]
+    if _in_fractions(boxes):
+        if _fractions(rest) or facts.insist:
+            settings = DetectSettings(form, normalized=True, boxes="centers")
+            why = f"{table} has a box from 0 to 1 and {classes} classes per anchor"
+            yield Reading(Task.DETECT, settings, (table.spec,), why, classes, classes == _COCO)
+        return
     protos = _prototypes(facts)
     if protos is not None and classes is not None and classes > protos.shape[0]:
         classes -= protos.shape[0]
@@ -126,11 +139,17 @@ def _of_anchors(facts: Facts, table: OutputFact, form: str) -> Iterator[Reading]
         why = f"{table} has a box and {classes} classes per anchor"
         settings = DetectSettings(form, normalized=False, boxes="centers")
         certain = classes == _COCO and _anchors(facts, table) == form
-        yield Reading(Task.DETECT, settings, (table.spec,), why, classes, certain)
+        told = () if _largest(boxes) > 0 else ("normalized",)
+        yield Reading(Task.DETECT, settings, (table.spec,), why, classes, certain, assumed=told)
     if classes is not None:
         yield from _with_keypoints(facts, table, form, classes, rest)
         if classes > 1 and form == "yolov8":
             yield from _with_angles(facts, table, classes - 1, rest)
+
+
+def _in_fractions(boxes: Array | None) -> bool:
+    """Returns whether boxes of noise lie within 0 and 1: those in pixels would be spread over the picture."""
+    return 0 < _largest(boxes) <= _BEYOND
 
 
 def _prototypes(facts: Facts) -> OutputFact | None:
@@ -141,7 +160,8 @@ def _prototypes(facts: Facts) -> OutputFact | None:
 
 
 def _with_angles(facts: Facts, table: OutputFact, classes: int, rest: Array | None) -> Iterator[Reading]:
-    fits = rest is None or (_fractions(rest[:-1]) and _between(rest[-1], -np.pi, np.pi))
+    raw = facts.claims.form == "obb"  # YOLO26's angles are what the network says, and turn round and round
+    fits = rest is None or (_fractions(rest[:-1]) and (raw or _between(rest[-1], -np.pi, np.pi)))
     if fits or facts.insist:
         why = f"{table} has a box, {classes} classes and an angle per anchor"
         certain = rest is not None and fits and not _fractions(rest[-1])
@@ -197,11 +217,13 @@ def _of_rows(facts: Facts, table: OutputFact, claimed: bool) -> Iterator[Reading
         specs = (table.spec, protos.spec)
         yield Reading(Task.SEGMENT, SegmentSettings(format="end2end"), specs, why, classes, certain=True)
     elif columns == 6:
-        settings = DetectSettings("end2end", normalized=False, boxes="corners")
+        fractions = sample is not None and _in_fractions(sample[:, :4])
+        settings = DetectSettings("end2end", normalized=fractions, boxes="corners")
+        told = () if claimed or (sample is not None and _largest(sample[:, :4]) > 0) else ("normalized",)
         ordered = sample is not None and bool((sample[:, 2:4] >= sample[:, :2]).all())
         certain = ordered and sample is not None and _largest(sample[:, :4]) > _BEYOND
         if certain or claimed or facts.insist:
-            yield Reading(Task.DETECT, settings, (table.spec,), why, classes, certain)
+            yield Reading(Task.DETECT, settings, (table.spec,), why, classes, certain, assumed=told)
     elif columns == 7 and (claimed or facts.insist):
         yield Reading(Task.OBB, ObbSettings("end2end"), (table.spec,), f"{why}, and angles", classes)
     elif claimed or facts.insist:
@@ -223,8 +245,19 @@ def _like_rows(rows: Array | None) -> bool:
 
 
 def _pairs(facts: Facts) -> Iterator[Reading]:
-    """Reads [n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes."""
+    """Reads [n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes. Boxes of several
+    levels are none that somebody has chosen, nor all of them in one table."""
     tables = sorted(facts.floats(2), key=lambda one: not one.called("box"))
+    named = {one.spec.name: one for one in tables}
+    dets, logits = named.get("dets"), named.get("labels")
+    if dets is not None and logits is not None and dets.shape == (logits.shape[0], 4):
+        yield _rfdetr(facts, dets, logits)
+        return
+    if not in_levels(facts):
+        yield from _box_tables(facts, tables)
+
+
+def _box_tables(facts: Facts, tables: Sequence[OutputFact]) -> Iterator[Reading]:
     for boxes in tables:
         for scores in tables:
             if scores is boxes or boxes.shape[1] != 4 or boxes.shape[0] != scores.shape[0]:
@@ -240,15 +273,37 @@ def _pairs(facts: Facts) -> Iterator[Reading]:
             return
 
 
+def _rfdetr(facts: Facts, boxes: OutputFact, logits: OutputFact) -> Reading:
+    """Reads RF-DETR: each class of each query is a sigmoid of its own. The last column is for nothing, but of
+    COCO's 91, which are its numbers; with a label for each column all are classes."""
+    columns = logits.shape[1]
+    every = columns in (COCO_NUMBERS, len(facts.labels))
+    settings = DetectSettings(
+        "detr",
+        normalized=True,
+        boxes="centers",
+        activation="sigmoid",
+        background=None if every else columns - 1,
+    )
+    why = f"{boxes} and {logits} are called as RF-DETR's boxes and logits are"
+    specs = (boxes.spec, logits.spec)
+    return Reading(Task.DETECT, settings, specs, why, columns - (not every), certain=True)
+
+
 def _queries(facts: Facts, boxes: OutputFact, scores: OutputFact, logits: bool) -> Reading:
-    """Reads DETR and its kin: logits, and centres with sizes from 0 to 1."""
+    """Reads DETR and its kin: logits, and centres with sizes from 0 to 1. One column more than there are
+    labels may be for nothing, beside a softmax, or one of sigmoids that is not used."""
     columns, named = scores.shape[1], len(facts.labels)
     activation = facts.claims.activation
-    if activation is None and (columns == _SOFTMAX_DETR or (named and columns == named + 1)):
+    assumed: tuple[str, ...] = ()
+    nothing = bool(named) and facts.labels[-1].lower() in _NOTHING
+    if activation is None and (columns == _SOFTMAX_DETR or (nothing and columns == named)):
         activation = "softmax"
     if activation is None and (columns in _SIGMOID_DETRS or (named and columns == named)):
         activation = "sigmoid"
-    classes = columns - (activation == "softmax")
+    if activation is None and named and columns == named + 1:
+        activation, assumed = "softmax", ("activation",)
+    classes = columns - (activation == "softmax" and not nothing)
     background = columns - 1 if activation == "softmax" else None
     settings = DetectSettings(
         "detr", normalized=True, boxes="centers", activation=activation, background=background
@@ -256,7 +311,8 @@ def _queries(facts: Facts, boxes: OutputFact, scores: OutputFact, logits: bool) 
     ask = "" if activation else 'set activation = "softmax" or "sigmoid" in [detect] of model.toml'
     certain = logits and (_fractions(boxes.sample) or boxes.called("pred_boxes"))
     why = f"{scores} are logits, and {boxes} their boxes"
-    return Reading(Task.DETECT, settings, (boxes.spec, scores.spec), why, classes, certain, ask)
+    specs = (boxes.spec, scores.spec)
+    return Reading(Task.DETECT, settings, specs, why, classes, certain, ask, assumed)
 
 
 def _boxes_and_scores(boxes: OutputFact, scores: OutputFact) -> Reading:
@@ -327,7 +383,7 @@ def _maps(facts: Facts) -> Iterator[Reading]:
     first = maps[0]
     classes = 1 if len(first.shape) == 2 else first.shape[0 if facts.planar else 2]
     if classes == 1:
-        yield from _single_map(first)
+        yield from _single_map(facts, first)
         return
     sides = first.shape[1:] if facts.planar else first.shape[:2]
     whole = sides == (facts.height, facts.width)
@@ -337,19 +393,39 @@ def _maps(facts: Facts) -> Iterator[Reading]:
     settings = SegmentSettings("none" if told else "softmax", format="maps")
     why = f"{first} are {classes} maps of the image"
     known = classes if classes != DYNAMIC else None
-    yield Reading(Task.SEGMENT, settings, (first.spec,), why, known, certain and known is not None)
+    sure = certain and known is not None
+    loose = not sure and known != len(facts.labels)  # features and heatmaps are maps, too
+    yield Reading(Task.SEGMENT, settings, (first.spec,), why, known, sure, by_shape=loose)
 
 
-def _single_map(first: OutputFact) -> Iterator[Reading]:
+def _single_map(facts: Facts, first: OutputFact) -> Iterator[Reading]:
     """Yields readings of what stands out, or of depth: only its name can tell."""
     why = f"{first} is one map of the image"
     deep = first.called("depth", "disp")
     inverse = True if first.called("disp", "inverse") else None
-    yield Reading(Task.DEPTH, DepthSettings(inverse), (first.spec,), why, None, certain=deep)
+    depth = DepthSettings(inverse)
+    if facts.claims.form == "depth":  # Ultralytics': distances, of a picture from its first pixel to its last
+        depth = DepthSettings(inverse=False, align_corners=True)
+    yield Reading(Task.DEPTH, depth, (first.spec,), why, None, certain=deep)
     raw = first.called("logit") if first.sample is None else not _fractions(first.sample)
     settings = SegmentSettings("sigmoid" if raw else "none", format="maps")
     masks = first.called("mask", "seg", "salien", "matte", "alpha") and not deep
     yield Reading(Task.SEGMENT, settings, (first.spec,), why, 1, certain=masks)
+
+
+def _class_maps(facts: Facts) -> Iterator[Reading]:
+    """Reads one map whose values are the numbers of classes: whole ones, of any datatype where its metadata
+    says that it is one."""
+    claimed = facts.claims.form == "semantic"
+    for one in facts.outputs:
+        whole = one.spec.datatype in _NUMBERS or (claimed and one.spec.datatype in FLOATS)
+        plane = one.shape[1:] if len(one.shape) == 3 and one.shape[0] == 1 else one.shape
+        known = DYNAMIC not in (facts.height, facts.width) and DYNAMIC not in plane
+        if not whole or len(plane) != 2 or (known and not _in_proportion(facts, *plane)):
+            continue
+        why = f"{one} is one map of the image, whose values are the numbers of classes"
+        settings = SegmentSettings("none", format="class_map")
+        yield Reading(Task.SEGMENT, settings, (one.spec,), why, len(facts.labels) or None, claimed)
 
 
 def _text_maps(facts: Facts) -> Iterator[Reading]:
@@ -401,6 +477,10 @@ def _is_map(facts: Facts, one: OutputFact) -> bool:
     if DYNAMIC in (facts.height, facts.width):
         return False
     height, width = one.shape[-2:] if facts.planar or len(one.shape) == 2 else one.shape[:2]
+    return _in_proportion(facts, height, width)
+
+
+def _in_proportion(facts: Facts, height: int, width: int) -> bool:
     near = height <= facts.height <= height * _SMALLEST_MAP
     return near and height * facts.width == width * facts.height
 
@@ -469,6 +549,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (
     _chosen,
     _rtdetr,
     _maps,
+    _class_maps,
     _text_maps,
     _characters,
     _written,

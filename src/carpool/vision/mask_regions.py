@@ -66,6 +66,8 @@ def png_text(mask: Array) -> str:
 
 NOTHING = -1
 _MOST_PIXELS = 1 << 22  # larger pictures are decided on a coarser grid: time and memory stay bounded
+_MOST_NUMBERED = 1000  # classes in one picture, of a map of their numbers
+_ROUNDING = 1e-9  # of whole places that were divided and multiplied
 _LONGEST = 16384  # sides of that grid; OpenCV's transforms end at 32767
 
 
@@ -113,6 +115,30 @@ def find(maps: Array, geometry: Geometry, threshold: float, skipped: int | None 
     return Regions(index, geometry.width, geometry.height, tuple(found))
 
 
+def find_numbered(numbers: Array, geometry: Geometry, skipped: int | None = None) -> Regions:
+    """Returns the class of each pixel, from a map [h, w] of their numbers over the input: that of the map's
+    pixel in which the upper left corner of the picture's lies. A number below 0 is no class."""
+    grid = _grid(geometry.width, geometry.height)
+    shares = (numbers.shape[1] / geometry.input_width, numbers.shape[0] / geometry.input_height)
+    across = (np.arange(grid[0]) * (geometry.width / grid[0]) * geometry.scale_x + geometry.left) * shares[0]
+    down = (np.arange(grid[1]) * (geometry.height / grid[1]) * geometry.scale_y + geometry.top) * shares[1]
+    columns, rows = (
+        np.clip(np.floor(at + _ROUNDING).astype(np.intp), 0, side - 1)
+        for at, side in zip((across, down), numbers.shape[::-1], strict=True)
+    )
+    whole = np.clip(numbers.astype(np.float32), NOTHING, np.iinfo(np.int16).max).astype(np.int16)
+    index = np.ascontiguousarray(whole[rows][:, columns])
+    top, bottom, left, right = _seen(geometry, grid)
+    index[:top], index[bottom:], index[:, :left], index[:, right:] = (NOTHING,) * 4
+    if skipped is not None:
+        index[index == skipped] = NOTHING
+    present = [number for number in np.unique(index).tolist() if number != NOTHING]
+    sure = np.ones(index.shape, np.float32)
+    regions = [_region(index, sure, class_id, geometry) for class_id in present[:_MOST_NUMBERED]]
+    found = sorted((region for region in regions if region), key=lambda region: region.class_id)
+    return Regions(index, geometry.width, geometry.height, tuple(found))
+
+
 def _grid(width: int, height: int) -> tuple[int, int]:
     """Returns the picture's size, or a smaller one in its proportions."""
     shrink = min(1.0, math.sqrt(_MOST_PIXELS / (width * height)), _LONGEST / max(width, height))
@@ -155,15 +181,27 @@ def _laid(values: Array, geometry: Geometry, box: tuple[int, int, int, int], gri
     return cv2.warpAffine(source, matrix, grid, flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
-def whole_picture(values: Array, geometry: Geometry, unseen: float) -> Array:
-    """[height, width]: a map over the input laid over the picture; what the model did not see is `unseen`."""
+def whole_picture(values: Array, geometry: Geometry, unseen: float, *, corners: bool = False) -> Array:
+    """[height, width]: a map over the input laid over the picture; what the model did not see is `unseen`.
+    With `corners`, the middles of the outermost pixels of both lie on each other, where the picture fills the
+    input."""
     grid = _grid(geometry.width, geometry.height)
-    laid = _enlarged(values, geometry, grid)
+    fills = geometry.area == (0.0, 0.0, geometry.input_width, geometry.input_height)
+    laid = _by_corners(values, grid) if corners and fills else _enlarged(values, geometry, grid)
     top, bottom, left, right = _seen(geometry, grid)
     laid[:top], laid[bottom:], laid[:, :left], laid[:, right:] = (unseen,) * 4
     if grid == (geometry.width, geometry.height):
         return laid
     return cv2.resize(laid, (geometry.width, geometry.height), interpolation=cv2.INTER_LINEAR)
+
+
+def _by_corners(values: Array, grid: tuple[int, int]) -> Array:
+    rows, columns = values.shape
+    across, down = ((a - 1) / max(b - 1, 1) for a, b in zip((columns, rows), grid, strict=True))
+    matrix = np.array([[across, 0.0, 0.0], [0.0, down, 0.0]], np.float64)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    source = np.ascontiguousarray(values, np.float32)
+    return cv2.warpAffine(source, matrix, grid, flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
 def inside_box(values: Array, geometry: Geometry, box: Sequence[float], least: float) -> Array:

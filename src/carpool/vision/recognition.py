@@ -9,7 +9,7 @@ left, or none is certain, the model is served as tensors, and whoever sends a pi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from carpool.config.model import (
@@ -27,6 +27,8 @@ from carpool.config.model import (
 )
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.claims import NO_CLAIMS, Claims
+from carpool.vision.coco_numbers import names_all
+from carpool.vision.known_families import known_family
 
 FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
 WRITTEN, WRITTEN_END = "text_output", "finish_reason"
@@ -110,6 +112,8 @@ class Reading:
     classes: int | None = None  # how many there would be
     certain: bool = False
     ask: str = ""  # what else must be set before it can be used
+    assumed: tuple[str, ...] = ()  # settings of the task that are guessed
+    by_shape: bool = False  # nothing but shapes fits, as those of many other models do
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def _sure(facts: Facts, found: Sequence[Reading], claimed: bool) -> list[Reading
     that one reading alone fits; else what is certain by itself, unless there are labels and their number is
     another."""
     if facts.labels:
-        exact = [one for one in found if one.classes == len(facts.labels)]
+        exact = [one for one in found if names_all(facts.labels, one.classes)]
         exact = [one for one in exact if claimed or one.certain or one.task not in (Task.POSE, Task.OBB)]
         if exact:
             return [one for one in exact if one.certain] or exact
@@ -163,19 +167,35 @@ def _as_declared(facts: Facts, found: list[Reading], evidence: list[str]) -> Ver
         found = [one for one in found if getattr(one.table, "format", None) == facts.form]
     if not found:
         return Verdict(None, tuple(evidence))
-    best = next(iter(_sure(facts, found, claimed=True)), found[0])
+    shown = [one for one in found if not one.by_shape] or found
+    best = next(iter(_sure(facts, shown, claimed=True)), shown[0])
+    family = known_family(facts)
+    if family is not None:
+        evidence.append(family.words)
+        if best.by_shape and family.certain and facts.form is None:
+            say = f"{family.words}. Remove the task, and it is served with tensors"
+            return Verdict(None, tuple(evidence), f"its outputs are {facts.in_words()}: {say}")
+    if best.by_shape and facts.form is None:
+        best = replace(best, assumed=("outputs", *best.assumed))
     return Verdict(best, (*evidence, best.why), best.ask)
 
 
 def _question(facts: Facts, found: Sequence[Reading], tasks: Sequence[str]) -> str:
     asked = next((one.ask for one in found if one.ask), "")
     outputs = f"its outputs are {facts.in_words()}"
+    family = known_family(facts)
+    if family is not None and family.certain:
+        return f"{outputs}: {family.words}"
     if not found:
         return f"{outputs}, which could be anything: {how_to_set()}"
     if len(tasks) == 1 and asked:
         return f"{outputs}, which look like {tasks[0]}: {asked}"
     could = " or ".join(f"{one.task} ({one.why})" for one in found)
     counted = f", and there are {len(facts.labels)} labels" if facts.labels else ""
+    if family is not None:
+        return (
+            f"{outputs}, which could be {could}{counted}; but {family.words}. Otherwise {how_to_set(*tasks)}"
+        )
     return f"{outputs}, which could be {could}{counted}: {how_to_set(*tasks)}"
 
 

@@ -12,7 +12,7 @@ from frontend.picture_models import picture
 from frontend.whole_server import whole_server
 from vision.classifiers import classifier
 
-ASSUMED = ["resize", "mean", "std"]
+ASSUMED = ["resize", "mean", "std", "channels"]
 
 
 def test_answers_documents_and_clients_name_it(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_answers_documents_and_clients_name_it(tmp_path: Path) -> None:
         assert config["parameters"]["carpool_assumed"]["string_value"] == ", ".join(ASSUMED)
         document = orjson.loads(client.get("/openapi.json").body)
         assert document["x-carpool-models"][0]["assumed"] == ASSUMED
-        assert "`things` (resize, mean, std)" in document["info"]["description"]
+        assert "`things` (resize, mean, std, channels)" in document["info"]["description"]
         assert orjson.loads(client.get("/console/live").body)["models"][0]["assumed"] == ASSUMED
         with Client(f"http://localhost:{server.port}") as asked:
             assert asked.classify(picture()).assumed == ASSUMED

@@ -132,6 +132,11 @@ def test_detr(activation: str) -> None:
     outputs = {"logits": logits, "pred_boxes": centres / SIDE}
     shapes = {name: array.shape for name, array in outputs.items()}
     made = task(shapes, f'[detect]\nformat = "detr"\nactivation = "{activation}"', LABELS)
+    if activation == "sigmoid":  # each class of a query counts for itself, the best 30 of all
+        best = np.argsort(-scores.ravel())[:30]
+        each = np.zeros((30, 3))
+        each[np.arange(30), best % 3] = scores.ravel()[best]
+        centres, scores = centres[best // 3], each
     kept = sorted((k for k in range(30) if scores[k].max() >= SCORE), key=lambda k: -scores[k].max())
     check_boxes(asked(made, outputs), centres, scores, kept)
 

@@ -79,12 +79,12 @@ from carpool.engine.profile.run_memory import (
     give_back_all,
     kept_bytes,
 )
-from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.errors import CarpoolError, ModelError
 from carpool.link.door import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.geometry import lookup_tables, read_form
-from carpool.vision.plans.pixels import preset_against_layers, what_is_assumed
+from carpool.vision.geometry import read_form
+from carpool.vision.plans.pixels import twice_normalised, what_is_assumed
 from carpool.vision.plans.settings import NOTHING_SEEN, ModelFacts, VisionSettings, describe
 
 log = logger("engine")
@@ -103,25 +103,18 @@ def settle(
     """Returns the settings with the output that its device adds, if it does. Raises what its settings say and
     it cannot be. `told` hears what it was recognised as, for clients who read its settings."""
     vision, notes, ask, _ = describe(config, signature, labels, seen)
-    try:
-        if vision is not None:
-            form = read_form(vision.image, vision.input, config.name)
-            lookup_tables(vision.image, form, vision.input.datatype, config.name)
-            vision = divided(config, signature, vision)
-    except ConfigError as error:
-        if config.task is not None or config.image is not None:
-            raise
-        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
+    if vision is not None:
+        vision = divided(config, signature, vision)
     for note in notes:
         log.debug("pictures", model=config.name, note=note)
     if ask:
         log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
-    twice = None if vision is None else preset_against_layers(config, seen.claims)
+    twice = None if vision is None else twice_normalised(config, seen.claims)
     if twice is not None:
         log.warning("pictures", model=config.name, note=twice)
     assumed = () if vision is None else vision.assumed
     if assumed:
-        words = what_is_assumed(config.name, assumed)
+        words = what_is_assumed(config.name, assumed, config.preset)
         log.warning("pixels-assumed", model=config.name, assumed=", ".join(assumed), note=words)
     if told is not None and (notes or assumed):
         told |= {"carpool_task": "" if vision is None else vision.task, "carpool_evidence": "; ".join(notes)}

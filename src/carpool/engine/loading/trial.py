@@ -24,7 +24,7 @@ from carpool.errors import CarpoolError
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature
 from carpool.vision.claims import Claims, read_claims
-from carpool.vision.plans.pixels import known_pixels, see_pixels
+from carpool.vision.plans.pixels import known_pixels, see_pixels, with_layers
 from carpool.vision.plans.settings import ModelFacts, declared_task
 from carpool.vision.tasks.task import Picture, find_picture, outputs_of, widened
 
@@ -32,9 +32,9 @@ log = logger("engine")
 
 _LARGEST_FILE = 4 << 20
 _SEED = 1
-_OPEN = {Task.DETECT: "format", Task.POSE: "format", Task.OBB: "format"}
-_OPEN |= {Task.CLASSIFY: "activation", Task.SEGMENT: "activation", Task.READ: "activation"}
-_OPEN |= {Task.TEXT_REGIONS: "format"}
+_OPEN = {Task.DETECT: ("format", "normalized"), Task.POSE: ("format",), Task.OBB: ("format",)}
+_OPEN |= {Task.CLASSIFY: ("activation",), Task.SEGMENT: ("activation",), Task.READ: ("activation",)}
+_OPEN |= {Task.TEXT_REGIONS: ("format",)}
 """What a declared task leaves to be told: where it is said, nothing need be tried."""
 
 
@@ -48,7 +48,8 @@ class Examined(NamedTuple):
 def examine(config: ModelConfig, version: ModelVersion) -> Examined:
     """Returns what can be known of a model without running it."""
     claims = read_claims(read_metadata(version.file, config.path))
-    config = backends.describe(_with_size(config, claims), version)
+    config = backends.describe(with_layers(_with_size(config, claims), claims), version)
+    config = _with_channels(config, claims)
     return Examined(config, signature_of(config), read_labels(config), ModelFacts(claims))
 
 
@@ -76,6 +77,19 @@ def _with_size(config: ModelConfig, claims: Claims) -> ModelConfig:
         return config
     image = known_pixels(config, claims)
     return config if image.size is None else replace(config, image=image)
+
+
+def _with_channels(config: ModelConfig, claims: Claims) -> ModelConfig:
+    """Exports that leave every dimension open say by their first layers how many channels a picture has:
+    planes of them, since convolutions take no others."""
+    required = [tensor for tensor in config.inputs if not tensor.optional]
+    if claims.channels not in (1, 3) or len(required) != 1 or len(required[0].dims) < 3:
+        return config
+    *leading, first, second, third = required[0].dims
+    if first != DYNAMIC or third in (1, 3) or len(leading) > (not config.max_batch):
+        return config
+    filled = replace(required[0], dims=(*leading, claims.channels, second, third))
+    return replace(config, inputs=tuple(filled if one is required[0] else one for one in config.inputs))
 
 
 def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
@@ -164,8 +178,8 @@ def _tells(config: ModelConfig) -> bool:
     declared = declared_task(config)
     if declared is None:
         return True
-    left = _OPEN.get(Task(declared)) if declared in list(Task) else None
-    return left is not None and getattr(getattr(config, declared), left, None) is None
+    left = _OPEN.get(Task(declared), ()) if declared in list(Task) else ()
+    return any(getattr(getattr(config, declared), name, None) is None for name in left)
 
 
 def _noise(shape: tuple[int, ...], datatype: Datatype) -> Array:

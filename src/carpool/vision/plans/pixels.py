@@ -6,15 +6,26 @@ claims. What is left is assumed: the model is served, and every answer names wha
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from carpool.config.backend_kinds import kind_of
+from carpool.config.first_layers import like_imagenet
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, values_on_device
-from carpool.config.presets import PRESETS, VALUES, preset_fields, replaced, said_of_pixels
+from carpool.config.presets import (
+    PRESETS,
+    VALUES,
+    keeps_crop,
+    preset_fields,
+    replaced,
+    said_of_pixels,
+    same_values,
+)
 from carpool.errors import ConfigError
 from carpool.types import Datatype
 from carpool.vision.claims import Claims
+from carpool.vision.processor_config import FIELD_OF
 from carpool.vision.recognition import FLOATS
 from carpool.vision.tasks.task import Picture
 
@@ -39,10 +50,47 @@ def see_pixels(config: ModelConfig, picture: Picture, claims: Claims, task: str 
         height, width = (claimed if side == DYNAMIC else side for side, claimed in sides)
         size = height, width
     image = replace(image, size=size, decode=declared.decode)
-    if not _guesses(config):
+    if not guesses(config):
         return Pixels(image)
-    values = () if any(name in known for name in VALUES) else ("mean", "std")
-    return Pixels(image, (*(() if "resize" in known else ("resize",)), *values))
+    return Pixels(image, tuple(dict.fromkeys(_assumed(config, picture, claims, known, task))))
+
+
+def _assumed(
+    config: ModelConfig, picture: Picture, claims: Claims, known: Mapping[str, Any], task: str | None
+) -> Iterator[str]:
+    """Yields the settings that nothing says, or of which two things say different ones."""
+    said, preset = said_of_pixels(config), config.preset
+    says_values = any(name in said for name in VALUES)
+    doubts = claims.doubts if preset is None else ()
+    kept = preset is None or keeps_crop(preset, task)
+    if "resize" not in known or ("resize" not in said and ("resize" in doubts or not kept)):
+        yield "resize"
+    two = not says_values and _sees_values(config, picture) and _two_values(config, claims, doubts)
+    if two or not any(name in known for name in VALUES):
+        yield from ("mean", "std")
+    elif "scale" not in known and not _tells_unit(known):
+        yield "scale"
+    if picture.channels != 1 and "channels" not in known and not like_imagenet(known.get("mean", ())):
+        yield "channels"
+    if not (says_values and "resize" in said):
+        yield from (name for name in doubts if name not in _SETTLED_ABOVE and name not in said)
+
+
+_SETTLED_ABOVE = ("resize", "mean", "std")
+
+
+def _sees_values(config: ModelConfig, picture: Picture) -> bool:
+    """Returns whether pixels are given other values than their bytes before the model has them."""
+    return picture.spec.datatype in FLOATS or values_on_device(config)
+
+
+def _two_values(config: ModelConfig, claims: Claims, doubts: Sequence[str]) -> bool:
+    return "mean" in doubts or twice_normalised(config, claims) is not None
+
+
+def _tells_unit(known: Mapping[str, Any]) -> bool:
+    """Returns whether a mean or a deviation is that of pixels from 0 to 1, or of pixels from 0 to 255."""
+    return any(known.get("mean", ())) or any(one != 1.0 for one in known.get("std", ()))
 
 
 def known_pixels(config: ModelConfig, claims: Claims) -> ImageSettings:
@@ -55,65 +103,108 @@ def known_pixels(config: ModelConfig, claims: Claims) -> ImageSettings:
 def _known(config: ModelConfig, claims: Claims, datatype: Datatype, task: str | None) -> dict[str, Any]:
     said = said_of_pixels(config)
     found = dict(claims.image)
+    says_values = any(name in said for name in VALUES)
     if config.preset is not None:
         found = preset_fields(config.preset, task)
         if "resize" in said:
             found = replaced(found, {"resize": said["resize"]})
+        if claims.layers is not None and not says_values:
+            found |= claims.layers
         found |= said
     else:
         found = replaced(found, said)
     takes_bytes = datatype not in FLOATS and not values_on_device(config)
-    if takes_bytes and not any(name in said for name in VALUES):
+    if takes_bytes and not says_values:
         found |= _AS_THEY_ARE
     return found
 
 
-def _guesses(config: ModelConfig) -> bool:
+def guesses(config: ModelConfig) -> bool:
     """Who writes a Python model writes it for the pictures that this server sends; a fake one sees none."""
     kind = kind_of(config.backend)
     return kind.needs_file and kind.name != "python" and config.generate is None
 
 
-def preset_against_layers(config: ModelConfig, claims: Claims) -> str | None:
-    """Returns a warning where the preset's values are not those that the file's own first layers take: the
-    preset counts, since it was chosen, but values would then be normalised twice."""
+def with_layers(config: ModelConfig, claims: Claims) -> ModelConfig:
+    """Returns the settings without the values of their preset, where layers of the file take other ones: a
+    device that makes the values of pixels itself reads them there."""
+    if config.image is None or twice_normalised(config, claims) is None:
+        return config
+    return replace(config, image=replace(config.image, **(claims.layers or {})))
+
+
+def twice_normalised(config: ModelConfig, claims: Claims) -> str | None:
+    """Returns a warning where the preset's values are not those that the file's own first layers take: those
+    of the layers count, since pixels would be normalised twice, and nothing settles that but the values in
+    [image]."""
     if config.preset is None or claims.layers is None or any(key in said_of_pixels(config) for key in VALUES):
         return None
-    takes, given = ImageSettings(**claims.layers), ImageSettings(**preset_fields(config.preset))
-    if all(getattr(takes, key) == getattr(given, key) for key in VALUES):
+    if same_values(claims.layers, preset_fields(config.preset)):
         return None
+    takes = ImageSettings(**claims.layers)
     mean, std = list(takes.mean), list(takes.std)
     return (
-        f'{claims.lines[-1]}, and preset = "{config.preset}" changes pixels before that, so that they may be '
-        "normalised twice, which gives wrong answers. To leave it to the layers, "
-        f"set scale = {takes.scale:g}, mean = {mean} and std = {std} in [image]; "
-        "to keep the preset's, set its values there"
+        f'{claims.lines[-1]}, so that of preset = "{config.preset}" only size, crop and kernel count: '
+        "with its values, too, pixels would be normalised twice, which gives wrong answers. If that is "
+        f"right, set scale = {takes.scale:g}, mean = {mean} and std = {std} in [image]; "
+        "to normalise before the layers, set the preset's values there"
     )
 
 
-def refuse_assumed(name: str, assumed: tuple[str, ...]) -> None:
+def refuse_assumed(config: ModelConfig, assumed: tuple[str, ...]) -> None:
     if assumed:
-        raise ConfigError(f"{name}: {what_is_assumed('it', assumed)}", field="preset")
+        raise ConfigError(f"{config.name}: {what_is_assumed('it', assumed, config.preset)}", field="preset")
 
 
-def what_is_assumed(name: str, assumed: tuple[str, ...]) -> str:
+_GUESSED: Mapping[str, tuple[str, str]] = {
+    "resize": (
+        "images come into its input as its resize says, a letterbox where nothing does",
+        'set resize = "letterbox", "stretch" or "crop" in [image]',
+    ),
+    "mean": (
+        "pixels have the values that carpool inspect shows, from 0 to 1 where nothing is known",
+        "set scale, mean and std in [image]",
+    ),
+    "scale": ("pixels run from 0 to 1", "set scale in [image], which is 1.0 for pixels from 0 to 255"),
+    "channels": ("its channels are red, green, blue", 'set channels = "rgb" or "bgr" in [image]'),
+    "kernel": ("images are resized with the usual kernel", "set kernel in [image]"),
+    "outputs": (
+        "its outputs are those of the task that was set, which nothing but their shapes shows",
+        "compare its answers with those of its own code and set format in the task's table, or remove the "
+        "task: it is then served with tensors",
+    ),
+    "activation": ("its scores are made by that activation", "set activation in the task's table"),
+    "normalized": ("its boxes are in pixels of the input", "set normalized = true or false in [detect]"),
+}
+"""What is assumed, by setting, and what to do about it."""
+
+
+def what_is_assumed(name: str, assumed: tuple[str, ...], preset: str | None = None) -> str:
     """Returns what to do about it, for the log, the banner and the error of --strict-models.
 
-    Where the values are known, a preset would replace them, so only how pictures are fitted is asked for.
+    A preset is advised only where nothing is known of the pixels: it would replace what is.
     """
-    told = {
-        "resize": "images are letterboxed into its input",
-        "mean": "pixels run from 0 to 1, without mean and std",
-    }
-    guesses = " and ".join(words for key, words in told.items() if key in assumed)
+    fields = [key.removeprefix(FIELD_OF) for key in assumed if key.startswith(FIELD_OF)]
+    told = [(key, *_GUESSED[key]) for key in assumed if key in _GUESSED]
+    guessed = [words for _, words, _ in told]
+    advice = [what for _, _, what in told]
+    if fields:
+        guessed.append(f"{', '.join(fields)} in preprocessor_config.json changes no pixel")
+        advice.append("set preset, or resize, scale, mean and std in [image]")
+    if {"resize", "mean"} <= {*assumed} and preset is None:
+        advice = [what for key, _, what in told if key not in ("resize", "mean", "channels")]
+        advice = [_ADVISED, *advice]
     what = "was trained to see pixels"
-    advice = (
-        'Write preset = "…" into its model.toml (or the parameter carpool_preset into config.pbtxt), or '
-        f"give --preset to carpool serve: {', '.join(PRESETS)}; or set resize, mean and std in [image]. "
-        "carpool inspect MODEL --picture PHOTO shows what each would answer"
-    )
-    if "mean" not in assumed:
-        what = "takes images of other proportions"
-        advice = 'Set resize = "letterbox", "stretch" or "crop" in [image] of its model.toml'
+    if not {"mean", "scale", "channels", "kernel"}.intersection(assumed) and not fields:
+        what = "takes images of other proportions" if "resize" in assumed else "means its outputs"
     wrong = "and the wrong way gives wrong answers"
-    return f"nothing says how {name} {what}, {wrong}. Assumed: {guesses}. {advice}"
+    todo = "; ".join(advice)
+    todo = todo[:1].upper() + todo[1:]
+    return f"nothing says how {name} {what}, {wrong}. Assumed: {'; '.join(guessed)}. {todo}"
+
+
+_ADVISED = (
+    'write preset = "…" into its model.toml (or the parameter carpool_preset into config.pbtxt), or '
+    f"give --preset to carpool serve: {', '.join(PRESETS)}; or set resize, mean and std in [image]. "
+    "carpool inspect MODEL --picture PHOTO shows what each would answer"
+)

@@ -3,7 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,15 +13,19 @@ from carpool.errors import ConfigError
 from carpool.types import DATATYPES, Array, Signature, TensorSpec
 from carpool.vision import tasks
 from carpool.vision.claims import NO_CLAIMS, Claims
+from carpool.vision.coco_numbers import COCO_NUMBERS, names_all, of_coco_numbers
+from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.head_rules import readings
-from carpool.vision.plans.pixels import refuse_assumed, see_pixels
+from carpool.vision.plans.pixels import guesses, refuse_assumed, see_pixels
 from carpool.vision.recognition import Facts, OutputFact, Reading, TaskTable, Verdict, recognise
 from carpool.vision.tasks.task import (
+    AS_TENSORS,
     LoadedModel,
     Picture,
     VisionSettings,
     find_picture,
     in_words,
+    no_picture,
     outputs_of,
 )
 
@@ -94,13 +98,7 @@ def describe(
     declared = declared_task(config)
     picture = find_picture(config, signature)
     if picture is None:
-        if config.image is not None or declared not in (None, Task.RAW):
-            raise ConfigError(
-                f"{config.name}: {_because(config, declared)} needs one input that can hold an image: three "
-                "dimensions without the batch, with 1 or 3 channels where the layout has them; "
-                f"the model's inputs are {in_words(signature.inputs)}"
-            )
-        return Described(None, [])
+        return _without_a_picture(config, signature, declared)
     image, _ = see_pixels(config, picture, seen.claims, declared)
     if image.size is None and DYNAMIC in (picture.height, picture.width):
         return _without_a_size(config, picture, declared)
@@ -114,29 +112,69 @@ def describe(
     task = declared or (verdict.reading.task if verdict.reading is not None else None)
     if task is None:
         return Described(None, [*verdict.evidence, *model.notes], verdict.ask, verdict.tasks)
+    return _answering(model, task, verdict, seen.claims)
+
+
+def _answering(model: LoadedModel, task: str, verdict: Verdict, claims: Claims) -> Described:
+    """Returns how a model of this task answers pictures. Without settings that ask for it, one whose input
+    cannot hold them is left to tensors."""
+    config, declared = model.config, declared_task(model.config)
     table, outputs = _settled(model, task, verdict)
-    image, assumed = see_pixels(config, picture, seen.claims, task)
+    image, assumed = see_pixels(config, model.picture, claims, task)
     if values_on_device(config):  # who makes the pictures' tensors leaves their pixels as they are
         image = replace(image, mean=(0.0,), std=(1.0,), scale=None)
+    try:
+        form = read_form(image, model.picture.spec, config.name)
+        lookup_tables(image, form, model.picture.spec.datatype, config.name)
+    except ConfigError as error:
+        if config.task is not None or config.image is not None:
+            raise
+        return Described(None, [f"it has no image route: {error.message}"])
+    assumed = (*assumed, *_left_open(config, task, verdict.reading))
     if config.strict_pixels:
-        refuse_assumed(config.name, assumed)
+        refuse_assumed(config, assumed)
     told = [] if declared else [f"task {task}"]
     if not (declared and _answered(config, task)):
         told += verdict.evidence
-    vision = VisionSettings(task, image, picture.spec, outputs, table, names, assumed=assumed)
+    classes = None if verdict.reading is None else verdict.reading.classes
+    labels = of_coco_numbers(model.labels) if classes == COCO_NUMBERS else model.labels
+    vision = VisionSettings(task, image, model.picture.spec, outputs, table, labels, assumed=assumed)
     tasks.build(vision)  # what is wrong with it is said now, not where it is used
     return Described(vision, [*told, *model.notes])
+
+
+def _left_open(config: ModelConfig, task: str, reading: Reading | None) -> tuple[str, ...]:
+    """Returns what the reading guesses and the task's table does not say. Who writes a Python model knows its
+    outputs."""
+    if reading is None or not guesses(config):
+        return ()
+    table = getattr(config, task, None)
+    return tuple(name for name in reading.assumed if getattr(table, name, None) is None)
+
+
+def _without_a_picture(config: ModelConfig, signature: Signature, declared: str | None) -> Described:
+    why, likely = no_picture(config, signature)
+    if config.image is not None or declared not in (None, Task.RAW):
+        raise ConfigError(
+            f"{config.name}: {_because(config, declared)} needs one input that can hold an image: three "
+            f"dimensions without the batch, with 1 or 3 channels where the layout has them; {why}"
+        )
+    if declared == Task.RAW or not guesses(config):
+        return Described(None, [])
+    return Described(None, [why], f"{why}. {AS_TENSORS}" if likely else "")
 
 
 def _settled(
     model: LoadedModel, task: str, verdict: Verdict
 ) -> tuple[TaskTable | None, tuple[TensorSpec, ...]]:
     reading = verdict.reading
+    if reading is None and verdict.ask:
+        raise ConfigError(f"{model.config.name}: {_because(model.config, task)} does not fit: {verdict.ask}")
     if reading is None:
         return tasks.kinds()[task].settle(model)
     if verdict.ask and not _answered(model.config, task):
         raise ConfigError(f"{model.config.name}: {verdict.ask}")
-    if model.labels and reading.classes not in (None, len(model.labels)):
+    if model.labels and reading.classes is not None and not names_all(model.labels, reading.classes):
         given = len(model.labels)
         model.notes.append(f"{given} labels for {reading.classes} classes: the others are named by number")
     return _combined(getattr(model.config, task, None), reading), reading.outputs
@@ -187,7 +225,19 @@ def _judge(model: LoadedModel, image: ImageSettings, seen: ModelFacts, declared:
         getattr(getattr(model.config, declared or "", None), "format", None),
     )
     others = (kind.recognise(facts) for kind in tasks.kinds().values())
-    return recognise(facts, [*(one for one in others if one is not None), *readings(facts)])
+    untried = not seen.samples and declared is not None and _answered(model.config, declared)
+    found = readings(facts) if declared is None or untried else _offered(facts)
+    return recognise(facts, [*(one for one in others if one is not None), *found])
+
+
+def _offered(facts: Facts) -> Iterator[Reading]:
+    """Yields those that fit the declared task: one that would not be offered without that fits by its shape
+    alone."""
+    unasked = replace(facts, task=None, form=None, claims=replace(facts.claims, task=facts.task))
+    offered = {(one.task, one.outputs, getattr(one.table, "format", None)) for one in readings(unasked)}
+    for one in readings(facts):
+        known = (one.task, one.outputs, getattr(one.table, "format", None)) in offered
+        yield replace(one, by_shape=one.by_shape or not known)
 
 
 def _answered(config: ModelConfig, task: str) -> bool:

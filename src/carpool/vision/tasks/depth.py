@@ -33,6 +33,7 @@ class Depth(VisionTask):
         assert isinstance(settings.table, DepthSettings)
         self._output = settings.outputs[0]
         self._inverse = bool(settings.table.inverse)
+        self._aligned = bool(settings.table.align_corners)
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         values, low, high = self._values(outputs, geometry)
@@ -64,5 +65,5 @@ class Depth(VisionTask):
                 f'the output "{self._output.name}" has no distances in its shape {list(found.shape)}'
             )
         low, high = float(found[good].min()), float(found[good].max())
-        values = whole_picture(np.where(good, found, np.float32(low)), geometry, low)
+        values = whole_picture(np.where(good, found, np.float32(low)), geometry, low, corners=self._aligned)
         return values, low, high

@@ -11,7 +11,16 @@ import numpy as np
 from carpool.config.model import KEPT, DetectSettings, Task
 from carpool.errors import InvalidInput, ModelError
 from carpool.types import Array
-from carpool.vision.boxes import Found, boxes_scores, choose, from_centres, least_score, of_head, sound
+from carpool.vision.boxes import (
+    Found,
+    best_pairs,
+    boxes_scores,
+    choose,
+    from_centres,
+    least_score,
+    of_head,
+    sound,
+)
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import (
     IOU,
@@ -107,7 +116,8 @@ class Detect(VisionTask):
             boxes, scores = arrays
             _check_rows(boxes, scores)
             scores = self._probabilities(scores)
-            found = boxes_scores(boxes, scores, least)
+            several = table.format == "detr" and table.activation == "sigmoid"
+            found = (best_pairs if several else boxes_scores)(boxes, scores, least)
         return found._replace(boxes=_corners(found.boxes, table.boxes))
 
     def _probabilities(self, scores: Array) -> Array:

@@ -26,7 +26,16 @@ from carpool.vision.picture_answers import (
     Options,
 )
 from carpool.vision.tasks.detect import listed
-from carpool.vision.tasks.task import SCORE_DIGITS, VisionSettings, VisionTask, activate, read_floats, size
+from carpool.vision.tasks.task import (
+    SCORE_DIGITS,
+    VisionSettings,
+    VisionTask,
+    activate,
+    read,
+    read_floats,
+    size,
+    widened,
+)
 
 if TYPE_CHECKING:
     from carpool.vision.mask_regions import MaskRegion, Regions
@@ -68,7 +77,7 @@ class Segment(VisionTask):
         self._table = settings.table
         self._output = settings.outputs[0]
         self._classes_last = settings.image.layout == "nhwc"
-        self._maps = settings.table.format in (None, "maps")
+        self._maps = settings.table.format in (None, "maps", "class_map")
         named = (number for number, name in enumerate(settings.labels) if name.lower() in _BACKGROUNDS)
         self._background = next(named, None) if self._table.background is None else self._table.background
 
@@ -126,6 +135,8 @@ class Segment(VisionTask):
     ) -> tuple[Regions, bool]:
         from carpool.vision import mask_regions  # brings OpenCV along, which the engine never needs
 
+        if self._table.format == "class_map":
+            return mask_regions.find_numbered(self._numbers(outputs), geometry, self._background), False
         maps = read_floats(outputs, self._output)
         if maps.ndim == 2:
             maps = maps[None]
@@ -142,6 +153,15 @@ class Segment(VisionTask):
         least = options.score or 0.0
         kept = tuple(region for region in found.found if region.score >= least)
         return mask_regions.Regions(found.index, found.width, found.height, kept), len(maps) == 1
+
+    def _numbers(self, outputs: Mapping[str, Array]) -> Array:
+        """Returns the map [height, width]; a value that is no number is no class."""
+        numbers = widened(read(outputs, self._output), self._output)
+        numbers = numbers[0] if numbers.ndim == 3 and len(numbers) == 1 else numbers
+        if numbers.ndim != 2 or not numbers.size:
+            found = list(numbers.shape)
+            raise ModelError(f'the output "{self._output.name}" is no map of numbers in its shape {found}')
+        return numbers if numbers.dtype.kind in "iu" else np.nan_to_num(numbers, nan=-1.0)
 
     def _mask(self, region: MaskRegion, one_map: bool) -> Mask:
         return Mask(

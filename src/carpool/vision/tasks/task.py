@@ -36,6 +36,10 @@ class Picture:
     width: int
     leading: int | None  # the first dimension, where the model has no batches and its tensors begin with one
 
+    @property
+    def channels(self) -> int:
+        return self.spec.shape[0 if self.layout == "nchw" else 2]
+
 
 def find_picture(config: ModelConfig, signature: Signature) -> Picture | None:
     """Returns the one required input, if it has three dimensions of which one is 1 or 3 channels."""
@@ -57,6 +61,43 @@ def find_picture(config: ModelConfig, signature: Signature) -> Picture | None:
             height, width = (side for axis, side in enumerate(spec.shape) if axis != channel)
             return Picture(spec, layout, height, width, leading)
     return None
+
+
+AS_TENSORS = "Send tensors to POST /v2/models/NAME/infer, each input under its name"
+
+
+def no_picture(config: ModelConfig, signature: Signature) -> tuple[str, bool]:
+    """Returns why no input takes a picture, and whether one looks as if it did."""
+    optional = {tensor.name for tensor in config.inputs if tensor.optional}
+    required = [spec for spec in signature.inputs if spec.name not in optional]
+    likely = any(_like_a_picture(spec, signature) for spec in required)
+    found = f"it takes {in_words(required)}"
+    if len(required) != 1:
+        return f"{found}: {len(required)} inputs, and an image route fills one", likely
+    spec = required[0]
+    if spec.datatype not in _PICTURES:
+        return f"{found}: values of {spec.datatype.value} are no pixels", False
+    shape = spec.shape
+    if not signature.max_batch and len(shape) == 4 and shape[0] > 1:
+        why = (
+            f"a fixed batch of {shape[0]}, which one image does not fill: export it with a batch of any size"
+        )
+        return f"{found}: {why}", likely
+    sides = shape if signature.max_batch else shape[1:]
+    if len(sides) > 3:
+        return f"{found}: {len(sides)} dimensions beside the batch are those of a video or a volume", likely
+    if len(sides) == 3 and any(side == DYNAMIC for side in (sides[0], sides[2])):
+        why = 'nothing says how many channels it has: set layout = "nchw" or "nhwc" in [image] of model.toml'
+        return f"{found}: {why}", likely
+    if len(sides) == 3:
+        channels = min(sides[0], sides[2])
+        return f"{found}: {channels} channels, and images have 1 or 3", likely
+    return f"{found}: images have three dimensions beside the batch", False
+
+
+def _like_a_picture(spec: TensorSpec, signature: Signature) -> bool:
+    sides = spec.shape if signature.max_batch else spec.shape[1:]
+    return spec.datatype in _PICTURES and len(sides) >= 3
 
 
 def outputs_of(signature: Signature, picture: Picture) -> tuple[TensorSpec, ...]:
