@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import signal
@@ -30,7 +29,7 @@ SEED, FOLDER = "CARPOOL_HUNT_SEED", "CARPOOL_HUNT_FOLDER"
 FAILED, RUNNING, STOPPING = "failed", "running", "stopping"  # files in that folder
 
 _SWITCHES_S = (1e-5, 1e-4, 5e-3, 5e-3, 2e-2)  # between two threads that both compute
-_AT_A_CLOCK, _AT_A_CALLBACK, _AT_A_THREAD = 0.01, 0.01, 0.3  # how often, of all
+_AT_A_CLOCK, _AT_A_CALLBACK, _AT_A_TIMER, _AT_A_THREAD = 0.01, 0.01, 0.1, 0.3  # how often, of all
 _SHORT_S, _LONG_S = (0.0003, 0.003), (0.01, 0.06)
 _LONG = 0.04  # of all delays
 _MOST_S = 2.0  # in one test: more would be another machine, not a busy one
@@ -47,10 +46,16 @@ class Delays:
         self._random, self._left_s = Random(f"{self._seed} {test}"), _MOST_S
         sys.setswitchinterval(self._random.choice(_SWITCHES_S))
 
-    def draw(self, chance: float) -> None:
-        if self._random.random() < chance and self._left_s > 0:
-            seconds = self._random.uniform(*(_LONG_S if self._random.random() < _LONG else _SHORT_S))
-            self._left_s -= seconds
+    def draw(self, chance: float) -> float:
+        """Returns seconds to stand still; none, mostly."""
+        if self._random.random() >= chance or self._left_s <= 0:
+            return 0.0
+        seconds = self._random.uniform(*(_LONG_S if self._random.random() < _LONG else _SHORT_S))
+        self._left_s -= seconds
+        return seconds
+
+    def now(self, chance: float) -> None:
+        if seconds := self.draw(chance):
             _sleep(seconds)
 
 
@@ -64,42 +69,48 @@ _delays = Delays(_seed)
 # the tests is left alone.
 
 
+# No function stands between a caller and what is called: its frame would keep arguments that an exception
+# refers to, and tests look for memory that is kept.
+
+
 def _slow(clock: Callable[[], float]) -> Callable[[], float]:
     def read() -> float:
         now = clock()
-        _delays.draw(_AT_A_CLOCK)  # behind it: what was read is old when it is used
+        _delays.now(_AT_A_CLOCK)  # behind it: what was read is old when it is used
         return now
 
     return read
 
 
-def _behind(function: Callable[..., Any], chance: float) -> Callable[..., Any]:
-    def late(*args: Any) -> Any:
-        _delays.draw(chance)
-        return function(*args)
-
-    return late
-
-
-def _delay_callbacks(loop: type, name: str, position: int) -> None:
+def _delay_soon(loop: type, name: str) -> None:
+    """Something that takes a while comes before the callback."""
     take = getattr(loop, name)
 
-    @functools.wraps(take)
-    def method(self: Any, *args: Any, **more: Any) -> Any:
-        before, callback, rest = args[:position], args[position], args[position + 1 :]
-        return take(self, *before, _behind(callback, _AT_A_CALLBACK), *rest, **more)
+    def method(self: Any, callback: Any, *args: Any, **more: Any) -> Any:
+        if seconds := _delays.draw(_AT_A_CALLBACK):
+            take(self, _sleep, seconds)
+        return take(self, callback, *args, **more)
 
     setattr(loop, name, method)
 
 
-def _slowly(target: Any, name: str) -> None:
+def _delay_later(loop: type, name: str) -> None:
+    take = getattr(loop, name)
+
+    def method(self: Any, when: float, callback: Any, *args: Any, **more: Any) -> Any:
+        return take(self, when + _delays.draw(_AT_A_TIMER), callback, *args, **more)
+
+    setattr(loop, name, method)
+
+
+def _delay_method(target: Any, name: str) -> None:
     run = getattr(target, name)
 
-    def later(*args: Any, **more: Any) -> Any:
-        _delays.draw(_AT_A_THREAD)
-        return run(*args, **more)
+    def look_up(self: Any) -> Any:
+        _delays.now(_AT_A_THREAD)
+        return run.__get__(self)
 
-    setattr(target, name, later)
+    setattr(target, name, property(look_up))
 
 
 def _stop_alone(pid: int, number: int) -> None:
@@ -115,15 +126,12 @@ def _stop_alone(pid: int, number: int) -> None:
 def install() -> None:
     time.monotonic, time.perf_counter = _slow(_monotonic), _slow(_counter)
     for loop in (asyncio.BaseEventLoop, uvloop.Loop):
-        for name, position in (
-            ("call_soon", 0),
-            ("call_soon_threadsafe", 0),
-            ("call_later", 1),
-            ("call_at", 1),
-        ):
-            _delay_callbacks(loop, name, position)
-    _slowly(threading.Thread, "_bootstrap_inner")
-    _slowly(pool._WorkItem, "run")
+        for name in ("call_soon", "call_soon_threadsafe"):
+            _delay_soon(loop, name)
+        for name in ("call_later", "call_at"):
+            _delay_later(loop, name)
+    _delay_method(threading.Thread, "_bootstrap_inner")
+    _delay_method(pool._WorkItem, "run")
     os.kill = _stop_alone
 
 
