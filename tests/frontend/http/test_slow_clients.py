@@ -11,32 +11,12 @@ import time
 
 import pytest
 
-from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.accounts import PROGRESS_BYTES, Accounts
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
 from frontend.http.harness import PATIENCE, QUICK, SPOKEN, Client, PathApp, Serving, post, serving
 from waiting import until
-
-WINDOWS_S = (0.4, 1.6, 6.4)  # the first is enough, unless the machine holds the test itself up
-
-
-class Punctual:
-    """Notices when the test itself was held up for so long that the server was right to give up on it."""
-
-    def __init__(self, window_s: float) -> None:
-        self._most = window_s / 2
-        self._last = time.monotonic()
-        self._was_late = False
-
-    def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
-        self._was_late = self.was_late
-        self._last = time.monotonic()
-
-    @property
-    def was_late(self) -> bool:
-        return self._was_late or time.monotonic() - self._last > self._most
 
 
 def test_a_head_that_never_ends_is_a_408() -> None:
@@ -98,24 +78,20 @@ def test_a_body_that_stands_still_is_a_408(path: str) -> None:
 
 
 def test_a_body_may_take_long_if_it_moves() -> None:
-    assert any(_slow_body_is_taken(window) for window in WINDOWS_S)
-
-
-def _slow_body_is_taken(window_s: float) -> bool:
-    limits = SPOKEN | {"min_body_rate": 10, "body_timeout_s": window_s}
+    """The server looks when the test says so, and as much later as it says."""
+    limits = {"sweep_s": PATIENCE, "min_body_rate": 10, "body_timeout_s": 10.0}
+    body = b"x" * 1000
     with serving(**limits) as server, server.connect() as client:
-        body = b"x" * 1000
-        punctual = Punctual(window_s)
-        try:
-            client.send(post("/echo", body)[: -len(body)])
-            for start in range(0, 1000, 20):
-                client.send(body[start : start + 20])
-                punctual.pause(window_s / 20)  # more than two windows in all
-            assert client.response().body == body
-        except (OSError, AssertionError):
-            assert punctual.was_late
-            return False
-        return True
+        server.until_connections(1)
+        (connection,) = server.server._shared.connections
+        intake = connection._intake
+        client.send(post("/echo", body)[: -len(body)])
+        for start in range(0, 800, 200):
+            client.send(body[start : start + 200])
+            until(lambda: server.call(lambda: intake.received) == start + 200)  # noqa: B023
+            server.call(lambda: connection.check_time(connection._since + 11.0))
+        client.send(body[800:])
+        assert client.response().body == body
 
 
 def test_waiting_for_the_app_has_no_timeout_of_its_own() -> None:
@@ -179,25 +155,26 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_buffer_free_at_once() ->
 
 
 def test_a_client_may_read_slowly_if_it_reads() -> None:
-    assert any(_slow_reader_is_served(window) for window in WINDOWS_S)
-
-
-def _slow_reader_is_served(window_s: float) -> bool:
-    limits = SPOKEN | {"write_timeout_s": window_s}
-    with serving(PathApp(), **limits) as server, server.connect(receive_buffer=1 << 17) as slow:
+    """The server looks when the test says so, and as much later as it says."""
+    window_s, looks, received = 10.0, 0, 0
+    with (
+        serving(PathApp(), sweep_s=PATIENCE, write_timeout_s=window_s) as server,
+        server.connect(receive_buffer=1 << 17) as slow,
+    ):
         slow.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        punctual = Punctual(window_s)
-        received = 0
-        try:
-            while received < 8 << 20:
-                data = slow.socket.recv(1 << 17)
-                assert data
-                received += len(data)
-                punctual.pause(0.03 * window_s)  # some windows in all
-        except (OSError, AssertionError):
-            assert punctual.was_late
-            return False
-        return True
+        accounts = server.server._shared.accounts
+        until(lambda: accounts.unread)
+        (connection,) = server.server._shared.connections
+        stake = connection.stake
+        assert stake is not None
+        while stake.unread:
+            received += len(slow.socket.recv(1 << 17))
+            if server.call(lambda: connection.taken - stake.taken) >= PROGRESS_BYTES:
+                server.call(lambda: accounts.sweep(stake.since + 0.9 * window_s))
+                looks += 1
+        while received < 8 << 20:
+            received += len(slow.socket.recv(1 << 17))
+        assert looks > 1, "for longer than a window in all"
 
 
 def test_a_slow_reader_gets_the_bytes_that_were_answered() -> None:
