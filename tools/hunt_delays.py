@@ -28,7 +28,7 @@ import uvloop
 SEED, FOLDER = "CARPOOL_HUNT_SEED", "CARPOOL_HUNT_FOLDER"
 FAILED, RUNNING, STOPPING = "failed", "running", "stopping"  # files in that folder
 
-_SWITCHES_S = (16e-6, 128e-6, 5e-3, 5e-3, 16e-3)  # between two threads that both compute; exact in microseconds
+_SWITCHES_S = (16e-6, 128e-6, 5e-3, 5e-3, 16e-3)  # between threads that compute; whole microseconds
 _AT_A_CLOCK, _AT_A_CALLBACK, _AT_A_TIMER, _AT_A_THREAD = 0.01, 0.01, 0.1, 0.3  # how often, of all
 _SHORT_S, _LONG_S = (0.0003, 0.003), (0.01, 0.06)
 _LONG = 0.04  # of all delays

@@ -310,8 +310,8 @@ def test_a_server_whose_model_failed_is_not_ready_where_all_must_serve(tmp_path:
     server = start(tmp_path / "models", folder=tmp_path, environment=everything)
     try:
         until(lambda: "not-ready" in server.log(), "it says why", READY_S)
-        with Client("127.0.0.1", server.port) as client:
-            assert client.send(HEAD % path_of() + BODY).response().status == 200
+        with Client("127.0.0.1", server.port) as client:  # front ends hear of the models a moment later
+            until(lambda: client.send(HEAD % path_of() + BODY).response().status == 200, "it is served")
         assert not server.is_ready()
         assert server.metric("carpool_model_state", model="torn", state="failed") == 1
         assert server.metric("carpool_model_state", model="m", state="ready") == 1
