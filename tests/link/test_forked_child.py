@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -110,3 +111,24 @@ def test_a_zygote_that_does_not_fork_is_ended_with_all_who_wait_for_it(
         return zygote.usable, codes
 
     assert asyncio.run(live()) == (False, [-signal.SIGKILL] * 2)
+
+
+def test_a_zygote_that_has_just_imported_has_as_long_to_fork_as_one_at_rest() -> None:
+    async def live() -> list[bool]:
+        gone, looks = asyncio.Event(), list[Callable[[], None]]()
+        zygote = forked_child.Zygote(one_that_hangs(), lambda: None, gone.set)
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+        loop.call_later = lambda _s, look, *args: looks.append(partial(look, *args))  # type: ignore
+        zygote.fork("engine", "engine")
+        found = []
+        for imported in (False, True, False):
+            if imported:
+                zygote._hear(Message({"word": "imported"}))
+            looks.pop()()
+            found.append(bool(looks))  # it looks again
+        loop.call_later = call_later  # type: ignore[method-assign]
+        await asyncio.wait_for(gone.wait(), WAIT_S)
+        return found
+
+    assert asyncio.run(live()) == [True, True, False]

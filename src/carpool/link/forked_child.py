@@ -92,6 +92,7 @@ class Zygote:
         self._forks: dict[int, Callable[[int], None]] = {}
         self._number = 0
         self._imports = 1  # under way: what it imports first is one
+        self._imported = 0  # and those that have ended
         self.usable = True
         self.spoiled = False  # what it imported has touched a device
         self.task = asyncio.get_running_loop().create_task(self._watch())
@@ -126,17 +127,20 @@ class Zygote:
         os.close(writing)
         if not sent:
             self._born(self._number, 0)
-        asyncio.get_running_loop().call_later(self._look_s, self._look, self._number)
+        self._look_later(self._number, 1)
         return child
 
-    def _look(self, number: int, looks: int = 1) -> None:
+    def _look_later(self, number: int, looks: int) -> None:
+        asyncio.get_running_loop().call_later(self._look_s, self._look, number, looks, self._imported)
+
+    def _look(self, number: int, looks: int, imported: int) -> None:
         """Ends the zygote if it has not forked what it was asked for long ago: nothing else would notice, and
         all that are asked for later would wait for it, too. It should not import for as long as a process may
-        take to start."""
+        take to start. `imported` were over at the last look: of what ended since, it may just have come."""
         if number not in self._forks or not self.usable:
             return
-        if self._imports and looks * self._look_s < START_S:
-            asyncio.get_running_loop().call_later(self._look_s, self._look, number, looks + 1)
+        if (self._imports or self._imported != imported) and looks * self._look_s < START_S:
+            self._look_later(number, looks + 1)
             return
         self._log.error("zygote-hangs", child=self.pid)
         self.close()
@@ -169,6 +173,7 @@ class Zygote:
             self._born(int(body["number"]), int(body["pid"]))
         elif message.word == "imported":
             self._imports -= 1
+            self._imported += 1
             self._ready()
         elif message.word == "spoiled":
             self.spoiled = True
