@@ -140,7 +140,7 @@ def test_who_is_too_late_when_the_body_is_there_is_refused_without_the_engine(
     front.door.late_refusal = Refused("no")
     assert infer(client, "image", image_body()).status == 429
     assert not front.door.calls
-    assert not front.door.slots_in_use
+    front.until_slots_are_back()
     assert front.door.turned == [("image", "overload", 1, "")]
     assert infer(client, "image", image_body(parameters={"priority": 1})).status == 200
     front.door.late_refusal = None
@@ -221,7 +221,7 @@ def test_a_gzip_bomb(front: FrontEnd, client: Client) -> None:
     response = client.post(PATH, bomb, b"Content-Encoding: gzip\r\nInference-Header-Content-Length: 0\r\n")
     assert response.status == 413
     assert error_of(response)["reason"] == "too-large"
-    assert not front.door.slots_in_use
+    front.until_slots_are_back()
 
 
 def test_an_unknown_content_encoding(client: Client) -> None:

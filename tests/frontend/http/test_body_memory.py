@@ -57,7 +57,7 @@ def test_a_body_that_no_request_can_have_is_refused_at_its_head(served: FrontEnd
             sentence = error_of(refused)["error"]
             assert sentence.startswith("the body has 1000000 bytes, but a request for model 'image' takes at")
             assert "batch-size must be <= 8" in sentence
-    assert not served.door.slots_in_use
+    served.until_slots_are_back()
 
 
 def test_what_is_a_little_too_long_is_told_exactly(served: FrontEnd) -> None:
