@@ -98,6 +98,7 @@ class Calls:
             return
         images, shape = template.images, template.shape
         work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
+        work.packed = template.packed
         work.place = RequestPlace(
             template, self._memory, offset, output, capacity, self._most_bytes, call, self._arena
         )

@@ -20,7 +20,7 @@ from carpool.memory.client_files import PLACE, OpenRegion, RegionReads, find_reg
 from carpool.memory.layout import CUTS, ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of
 from carpool.memory.picture_leases import KEPT_FILE, crops_in
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor
-from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
+from carpool.wire.v2 import RequestHead, TensorHead, bind_packed, check_head
 
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
 
@@ -38,6 +38,7 @@ class ServedTemplate:
         self.entry = entry
         self.heads = [_read_tensor(listed) for listed in document["inputs"]]
         self.extent = max((head.offset + head.size for head in self.heads), default=0)
+        self.packed = any(head.datatype is Datatype.BYTES for head in self.heads)
         self.plain = not any(head.datatype in _CHECKED for head in self.heads)
         self.sizes = [(head.name, head.size) for head in self.heads]
         self.arrays = [(head.name, head.shape, head.datatype.dtype, head.offset) for head in self.heads]
@@ -82,8 +83,8 @@ class ServedTemplate:
         self.places = declared_places(signature, self.wanted, self.images)
 
     def bind(self, memory: mmap, offset: int) -> dict[str, Array]:
-        """Returns the inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that
-        type."""
+        """Returns the inputs where they lie; BYTES are still packed. Raises `InvalidInput` for bytes that are
+        no tensor of that type."""
         if self.encoded:
             if self.keeps or self.cuts:
                 raise ProtocolError("images are stored only for models with their own process")
@@ -96,8 +97,7 @@ class ServedTemplate:
             for name, shape, dtype, start in self.arrays:
                 inputs[name] = np.ndarray(shape, dtype, memory, offset + start)
             return inputs
-        view = memoryview(memory)[offset : offset + self.extent]
-        return {tensor.name: tensor.data for tensor in bind(self.heads, view)}
+        return bind_packed(self.heads, memoryview(memory)[offset : offset + self.extent])
 
     def reads(self, payload: bytes, regions: Mapping[int, OpenRegion]) -> tuple[RegionReads, bytes]:
         """Inputs that are in clients' memory, for whoever makes their batch; and what the payload says beyond

@@ -46,7 +46,7 @@ _MOST_KEPT = 4096
 class RequestInMemory:
     """Implements `InBatch`: a request where it lies."""
 
-    __slots__ = ("encoded", "images", "inputs", "lease", "memory", "template", "wanted")
+    __slots__ = ("encoded", "images", "inputs", "lease", "memory", "packed", "template", "wanted")
     may_omit = False
     reads = None  # front ends have copied what is in clients' memory
 
@@ -58,6 +58,7 @@ class RequestInMemory:
         self.images = template.images
         self.wanted = template.wanted
         self.encoded = template.encoded
+        self.packed = template.packed
         self.memory = memory
         self.lease: KeptLease | None = None
 

@@ -16,6 +16,7 @@ from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 from carpool.wire.slices import SlicedJson, Values, is_long
+from carpool.wire.strings import PackedStrings, as_strings, check_strings, split_strings
 
 _CACHED_HEADS = 256
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -337,51 +338,46 @@ def bind(heads: Iterable[TensorHead], tail: Buffer, kind: str = "input", model: 
             data = from_json(head.data, head, f"{kind} '{head.name}'")
         elif head.shared_memory is not None:
             raise Unsupported(f"{kind} '{head.name}' is in shared memory, which is not enabled")
+        elif head.datatype is Datatype.BYTES:
+            data = split_strings(head, _bytes_of(head, tail, kind), f"{kind} '{head.name}'", model)
         else:
-            data = _from_binary(head, tail, kind, model)
+            data = _from_binary(head, tail, kind)
         tensors.append(Tensor(head.name, head.datatype, head.shape, data))
     return tensors
 
 
-def _from_binary(head: TensorHead, tail: Buffer, kind: str, model: str) -> Array:
+def bind_packed(heads: Iterable[TensorHead], tail: Buffer) -> dict[str, Array]:
+    """Does the same for inputs that are only passed on: BYTES are not looked at before they are unpacked."""
+    return {
+        head.name: PackedStrings.of(head, _bytes_of(head, tail, "input"))
+        if head.datatype is Datatype.BYTES
+        else _from_binary(head, tail, "input")
+        for head in heads
+    }
+
+
+def check_binary(heads: Iterable[TensorHead], tail: Buffer, model: str) -> None:
+    """Checks inputs that are binary as `bind` does, and makes no elements of them."""
+    for head in heads:
+        if head.datatype is Datatype.BYTES:
+            check_strings(head, _bytes_of(head, tail, "input"), f"input '{head.name}'", model)
+        else:
+            _from_binary(head, tail, "input")
+
+
+def _bytes_of(head: TensorHead, tail: Buffer, kind: str) -> memoryview:
     if head.offset + head.size > len(tail):
         raise InvalidInput(f"{kind} '{head.name}' ends behind the end of the body", field="body")
-    if head.datatype is Datatype.BYTES:
-        view = memoryview(tail)[head.offset : head.offset + head.size]
-        return _split_elements(head, view, f"{kind} '{head.name}'", model)
+    return memoryview(tail)[head.offset : head.offset + head.size]
+
+
+def _from_binary(head: TensorHead, tail: Buffer, kind: str) -> Array:
+    _bytes_of(head, tail, kind)
     data: Array = np.ndarray(head.shape, head.datatype.dtype, tail, head.offset)
     if head.datatype is Datatype.BOOL and data.size and data.view(_BYTE).max() > 1:
         owner = f"{kind} '{head.name}'"
         raise InvalidInput(f"{owner} is BOOL, whose bytes must be 0 or 1", field=f"{owner}.data")
     return data
-
-
-def _split_elements(head: TensorHead, view: memoryview, owner: str, model: str) -> Array:
-    """BYTES elements: each is its length in 4 bytes, then itself."""
-    if not head.framed:
-        return _object_array([bytes(view)], head.shape)
-    elements: list[bytes] = []
-    position, end = 0, len(view)
-    while position + 4 <= end:
-        start = position + 4
-        position = start + _LENGTH.unpack_from(view, position)[0]
-        if position > end:
-            break
-        elements.append(bytes(view[start:position]))
-    if position != end or len(elements) != math.prod(head.shape):
-        whose = f" for model '{model}'" if model else ""
-        raise InvalidInput(
-            f"expected {math.prod(head.shape)} string elements for inference {owner}{whose},"
-            f" got {len(elements)} in {end} bytes, each with its length in 4 bytes before it",
-            field=f"{owner}.data",
-        )
-    return _object_array(elements, head.shape)
-
-
-def _object_array(elements: list[bytes], shape: tuple[int, ...]) -> Array:
-    data = np.empty(len(elements), dtype=object)
-    data[:] = elements
-    return data.reshape(shape)
 
 
 def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
@@ -396,7 +392,7 @@ def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
     if not allowed.issuperset(map(type, flat)):
         raise wrong(field, f"may hold only {words} for {head.datatype.value}")
     if dtype.kind == "O":
-        return _object_array([text.encode() for text in flat], head.shape)
+        return as_strings([text.encode() for text in flat], head.shape)
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             data: Array = np.array(flat, np.float64).astype(dtype)
@@ -452,6 +448,8 @@ def _levels(values: list[Any], field: str) -> int:
 def to_binary(tensor: Tensor) -> Buffer:
     """Returns the tensor's bytes; a view where the array already is one block."""
     if tensor.datatype is Datatype.BYTES:
+        if isinstance(tensor.data, PackedStrings):
+            return tensor.data.packed
         pieces: list[bytes] = []
         for element in tensor.data.ravel().tolist():
             pieces += (_LENGTH.pack(len(element)), element)

@@ -19,6 +19,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_TENSORS = 1024
 MAX_PARAMETERS = 1024  # of a request, an input or an output
+MAX_STRINGS = 65_536
+"""Elements of BYTES in a request, in all inputs whose shapes the model leaves open: each is an object."""
 MAX_RANK = 32  # numpy 1.x allows no more
 MAX_ELEMENTS = 2**40
 MAX_JSON_VALUES = 4_000_000  # by its commas

@@ -20,6 +20,8 @@ from carpool.wire.codec import (
     Placed,
     as_requested,
     bind,
+    bind_packed,
+    check_binary,
     check_form,
     encode_error,
     encode_request,
@@ -29,6 +31,7 @@ from carpool.wire.codec import (
 )
 from carpool.wire.head import (
     DEFAULT_OPTIONS,
+    MAX_STRINGS,
     Buffer,
     RequestHead,
     TensorHead,
@@ -40,7 +43,15 @@ from carpool.wire.head import (
 )
 
 __all__ = ["HEADER_LENGTH", "Buffer", "Encoded", "Placed", "RequestHead", "TensorHead", "as_requested"]
-__all__ += ["bind", "check_head", "check_tail", "decode_error", "decode_response"]
+__all__ += [
+    "bind",
+    "bind_packed",
+    "check_binary",
+    "check_head",
+    "check_tail",
+    "decode_error",
+    "decode_response",
+]
 __all__ += ["encode_error", "encode_request", "encode_response", "is_all_binary", "parse_head"]
 __all__ += ["raw_head", "read_head", "read_header_length", "with_id"]
 
@@ -132,7 +143,7 @@ def _head_end(header_length: int | None, size: int) -> int:
 def check_head(head: RequestHead, signature: Signature) -> RequestHead:
     """Check names, datatypes, shapes and outputs against the model; fills in the batch size."""
     specs = signature.input_named
-    batch = 0
+    batch = strings = 0
     for tensor in head.inputs:
         spec = specs.get(tensor.name)
         if spec is None:
@@ -150,6 +161,10 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
                 field=f"input '{tensor.name}'.shape",
             )
         batch = rows
+        if tensor.datatype is Datatype.BYTES and -1 in spec.shape:
+            strings += math.prod(tensor.shape)
+            if strings > MAX_STRINGS:
+                raise _too_many_strings(tensor, strings, signature)
     if len(head.inputs) != len(specs):
         _check_missing(head, signature)
     _check_outputs(head, signature)
@@ -294,6 +309,14 @@ def _check_missing(head: RequestHead, signature: Signature) -> None:
         f" Got input(s) {_listed(got)}, but missing required input(s) {_listed(missing)}."
         " Please provide all required input(s).",
         field="inputs",
+    )
+
+
+def _too_many_strings(tensor: TensorHead, strings: int, signature: Signature) -> InvalidInput:
+    return InvalidInput(
+        f"the request has {strings:,} strings up to input {shorten(tensor.name)}, but one for model"
+        f" '{signature.model}' may have at most {MAX_STRINGS:,}: send them in several requests",
+        field=f"input {shorten(tensor.name)}.shape",
     )
 
 

@@ -250,6 +250,7 @@ class EnsembleRun:
         child.outside = work.outside
         child.details = work.details
         child.may_omit = True
+        child.packed = work.packed
         if bound.served.is_ensemble:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)

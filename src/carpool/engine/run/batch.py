@@ -93,7 +93,7 @@ class Work(Job):
 
     __slots__ = (
         *("_details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
-        *("gives_way", "in_sequence", "route", "sent", "then", "wanted"),
+        *("gives_way", "in_sequence", "packed", "route", "sent", "then", "wanted"),
     )
 
     def __init__(
@@ -114,6 +114,7 @@ class Work(Job):
         self.then: Done | None = None  # its own `done`, while a route before the driver has put another there
         self.wanted = wanted
         self.encoded = encoded
+        self.packed = False  # its inputs of BYTES are to be unpacked, by whoever makes the batch
         self._details = b""
         self.in_sequence: InSequence | None = None  # as a caller in this process says it, without JSON
         self.may_omit = False  # outputs that its model leaves out are no mistake: a step of an ensemble

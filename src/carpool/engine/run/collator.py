@@ -11,6 +11,7 @@ import numpy as np
 from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, TensorSpec
+from carpool.wire.strings import unpacked_or_empty
 
 
 class InBatch(Protocol):
@@ -39,6 +40,10 @@ class InBatch(Protocol):
     @property
     def may_omit(self) -> bool:
         """It is answered without the outputs that its model leaves out."""
+
+    @property
+    def packed(self) -> bool:
+        """Returns whether its inputs of BYTES are to be unpacked: by this thread, not in any loop."""
 
     @property
     def reads(self) -> RegionReads | None:
@@ -124,7 +129,7 @@ def alone(work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[st
     """The inputs of one request, where they lie if they may; what cannot be read ends it."""
     inputs: dict[str, Array] = {}
     for name, array in work.inputs.items():
-        if work.reads is not None:
+        if work.reads is not None or work.packed:
             array = _fetched(work, name, index, errors)
             if index in errors:
                 break
@@ -136,6 +141,8 @@ def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolErro
     """Returns an input, in memory of its own if it was in the client's: the slot that was put aside for it
     may be another's by now, if this batch took too long."""
     array: Array = work.inputs[name]
+    if work.packed:
+        return unpacked_or_empty(array, index, errors)
     if work.reads is not None:
         array = np.empty(array.shape, array.dtype)
         _read(work.reads, name, array, index, errors)
@@ -163,7 +170,7 @@ class InTurn(Iterator[Mapping[str, Array]]):
             index = self.next
             work = self._works[index]
             self.next = index + 1
-            if work.reads is None and all(map(_lies_well, work.inputs.values())):
+            if work.reads is None and not work.packed and all(map(_lies_well, work.inputs.values())):
                 return work.inputs
             start = monotonic()
             inputs = alone(work, index, self.errors)
@@ -177,7 +184,7 @@ def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list
     """Returns the inputs of each of them, wherever they are."""
     return [
         work.inputs
-        if work.reads is None
+        if work.reads is None and not work.packed
         else {name: _fetched(work, name, index, errors) for name in work.inputs}
         for index, work in enumerate(works)
     ]

@@ -27,7 +27,7 @@ from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.codec import to_binary
-from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, bind
+from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, check_binary
 
 _AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond
 _FEW_STRINGS = 4096
@@ -220,7 +220,7 @@ class Fetch:
         for move, region in zip(self._plan.moves, self._regions, strict=True):
             region.read(move.place.offset, view[move.start : move.end], move.owner)
         if self._plan.checked:
-            bind(self._plan.checked, view)
+            check_binary(self._plan.checked, view, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from carpool.wire.v2 import (
     RequestHead,
     TensorHead,
     bind,
+    check_binary,
     check_tail,
     encode_request,
     raw_head,
@@ -78,9 +79,9 @@ def takes_long(size: int, header_length: int | None, signature: Signature) -> bo
 
 def check(head: RequestHead, tail: Buffer, model: str) -> None:
     """BYTES lengths must add up and BOOL bytes be 0 or 1; those in regions are looked at later."""
-    looked_at = [tensor for tensor in _with_it(head) if tensor.datatype in (_BYTES, _BOOL)]
+    looked_at = [one for one in _with_it(head) if one.data is None and one.datatype in (_BYTES, _BOOL)]
     if looked_at:
-        bind(looked_at, tail, model=model)
+        check_binary(looked_at, tail, model)
 
 
 def prepare(
