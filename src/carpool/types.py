@@ -13,6 +13,9 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 Scalar: TypeAlias = bool | int | float | str
 
+MAX_ASKED_CLASSES = 1000
+"""Classes of an output that a request may ask for; as many as there are labels, where those are more."""
+
 LIGHTEST, HEAVIEST = 0.01, 1000.0
 """Weights of keys, where a device is divided between their holders."""
 
@@ -79,6 +82,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     max_batch: int = 0
     told: bool = False  # the model hears the id and the parameters of each request
+    classes: int = MAX_ASKED_CLASSES  # of an output, which a request may ask for
     input_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
     output_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
 

@@ -17,7 +17,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.memory.arena import MakeRoom, Slot
 from carpool.memory.client_files import Region
-from carpool.types import DATATYPES, RequestOptions, Signature, Tensor, TensorSpec, Timing
+from carpool.types import DATATYPES, MAX_ASKED_CLASSES, RequestOptions, Signature, Tensor, TensorSpec, Timing
 from carpool.wire import head
 from carpool.wire.v2 import RequestHead
 
@@ -484,9 +484,14 @@ def _read_entry(listed: dict[str, Any]) -> ModelEntry:
     signature = listed["signature"]
     inputs, outputs = (_read_specs(signature[side]) for side in ("inputs", "outputs"))
     listed["signature"] = Signature(
-        signature["model"], inputs, outputs, signature["max_batch"], signature["told"]
+        signature["model"], inputs, outputs, signature["max_batch"], signature["told"], _classes(listed)
     )
     return ModelEntry(**{**listed, "row": tuple(listed["row"])})
+
+
+def _classes(listed: Mapping[str, Any]) -> int:
+    """Returns how many may be asked for of an output."""
+    return max((MAX_ASKED_CLASSES, *map(len, listed["labels"].values())))
 
 
 def _read_specs(listed: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:

@@ -14,6 +14,7 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
+from carpool.wire.classes import classify
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 from carpool.wire.slices import SlicedJson, Values, is_long
 from carpool.wire.strings import PackedStrings, as_strings, check_strings, split_strings
@@ -281,37 +282,6 @@ def _join(
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     size = len(head) + sum(map(len, tail))
     return Encoded([head, *tail], size, len(head) if tail else None)
-
-
-# ---- the classification extension: an output's best k values as "value:index[:label]" strings --------------
-
-
-def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: bool = True) -> Tensor:
-    """Per batch row, the k highest values in descending order; ties keep the lower index first."""
-    values = tensor.data
-    if tensor.datatype is Datatype.BF16:
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    row_shape = values.shape[1:] if batched else values.shape
-    row_count = values.shape[0] if batched and values.ndim else 1
-    rows = values.reshape(row_count, math.prod(row_shape))
-    k = min(k, rows.shape[1])
-    shape = (row_count, k) if batched else (k,)
-    found = np.empty((row_count, k), dtype=object)
-    for row, numbers in enumerate(rows):
-        for column, index in enumerate(_best(numbers, k)):
-            value = numbers[index]
-            number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
-            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
-            found[row, column] = f"{number}:{index}{label}".encode()
-    return Tensor(tensor.name, Datatype.BYTES, shape, found.reshape(shape))
-
-
-def _best(numbers: Array, k: int) -> list[int]:
-    keys = np.where(np.isnan(numbers), -np.inf, numbers) if numbers.dtype.kind == "f" else numbers
-    # sorting the reversed row, then reversing, keeps equal values in index order
-    order = len(keys) - 1 - np.argsort(keys[::-1], kind="stable")[::-1]
-    best: list[int] = order[:k].tolist()
-    return best
 
 
 # ---- tensor data between its two wire forms, binary and JSON, and numpy arrays ----------------------------

@@ -167,13 +167,13 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
                 raise _too_many_strings(tensor, strings, signature)
     if len(head.inputs) != len(specs):
         _check_missing(head, signature)
+    head.batch = batch or 1
     _check_outputs(head, signature)
     if head.options.sequence_id and not signature.told:  # 0 and "" are what clients send for none
         raise Unsupported(
             "sequences are not supported here: leave sequence_id out",
             field="parameters.sequence_id",
         )
-    head.batch = batch or 1
     head.plain = all(output.shared_memory is None for output in head.outputs) and not any(
         tensor.data is not None or tensor.shared_memory is not None or tensor.datatype in _LOOKED_AT
         for tensor in head.inputs
@@ -267,9 +267,22 @@ def _check_outputs(head: RequestHead, signature: Signature) -> None:
         if spec is None:
             raise _unknown("output", output.name, specs, signature.model)
         check_form(output, spec.datatype)
+        if output.classification:
+            _check_classes(output, head.batch, signature)
     if not head.outputs and not head.binary_output:
         for spec in signature.outputs:
             check_form(RequestedOutput(spec.name), spec.datatype)
+
+
+def _check_classes(output: RequestedOutput, rows: int, signature: Signature) -> None:
+    most = min(signature.classes, MAX_STRINGS // rows)
+    if output.classification > most:
+        of_rows = f" for each of {rows} rows" if most < signature.classes else ""
+        raise InvalidInput(
+            f"classification asks for {output.classification:,} classes of output {shorten(output.name)} of"
+            f" model '{signature.model}': ask for at most {most:,}{of_rows}",
+            field=f"output {shorten(output.name)}.parameters.classification",
+        )
 
 
 def _unknown(kind: str, name: str, valid: Iterable[str], model: str) -> InvalidInput:

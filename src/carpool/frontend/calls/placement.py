@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from carpool.errors import CarpoolError, Unsupported, without_stack
-from carpool.frontend.calls.asking import Infers
+from carpool.frontend.calls.asking import Infers, Made
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.client_memory import Fetch, Outlets, names_regions
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place
@@ -32,6 +32,7 @@ from carpool.memory.arena import Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS
 from carpool.observe.counters import Row
 from carpool.types import RequestOptions, Tensor, Timing
+from carpool.wire.classes import any_takes_long, with_classes
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import Buffer, Placed, RequestHead
 
@@ -356,6 +357,42 @@ class RequestPlacement:
         """Never raises: the door has nothing more to say of it."""
         self.state = ANSWERING
         self._done_at = monotonic()
+        for output in self.head.outputs:
+            if output.classification and answer.error is None:
+                self._classify(answer)
+                return
+        self._is_ready(answer)
+
+    def _classify(self, answer: Answer) -> None:
+        """Finds the classes that were asked for: of many values in a thread, where numpy looks through them
+        while the loop goes on."""
+        if isinstance(answer, Made) or not any_takes_long(self.head.outputs, answer.outputs):
+            self._is_ready(answer)
+            return
+        self.answer_takes_long()
+        entry = self.entry
+        batched = entry.signature.max_batch > 0
+        work = partial(with_classes, self.head.outputs, answer.outputs, entry.labels, batched=batched)
+        future = asyncio.wrap_future(self.service.threads.submit(work))
+        future.add_done_callback(partial(self._classified, answer))
+
+    def _classified(self, answer: Answer, work: asyncio.Future[list[Tensor]]) -> None:
+        error = stopping() if work.cancelled() else work.exception()
+        if error is None:
+            answer.outputs = work.result()
+        elif isinstance(error, CarpoolError):
+            answer.error = without_stack(error)
+        else:
+            self.service.log.error("classes-failed", exc_info=error, **self._what())
+            answer.error = CarpoolError(f"the server failed on this request: {type(error).__name__}")
+            without_stack(error)
+        if self.state == OVER:
+            self._finish(answer)  # which gives back what it holds
+        else:
+            self._is_ready(answer)
+
+    def _is_ready(self, answer: Answer) -> None:
+        """The model's outputs are there, and their classes if it takes long to find those."""
         pictures, entry = self._pictures, self.entry
         try:
             in_parts = entry.decoupled and entry.in_parts(self.refuses_many)

@@ -454,7 +454,7 @@ def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
     if ANSWER not in signature.output_named:
         outputs = (*outputs, TensorSpec(ANSWER, Datatype.BYTES, shape))
     spec = TensorSpec(name, Datatype.BYTES, shape)
-    seen = Signature(signature.model, (spec,), outputs, signature.max_batch)
+    seen = Signature(signature.model, (spec,), outputs, signature.max_batch, classes=signature.classes)
     if given.shared_memory is not None:
         raise Unsupported(f"input '{given.name}': images come with the request, not in shared memory")
     wanted = head.outputs or [RequestedOutput(spec.name, head.binary_output) for spec in signature.outputs]
