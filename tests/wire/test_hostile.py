@@ -10,7 +10,7 @@ import pytest
 from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, TensorSpec
 from carpool.wire import v2
-from carpool.wire.head import MAX_JSON_LISTS, MAX_JSON_VALUES, load_object
+from carpool.wire.head import MAX_JSON_LISTS, MAX_JSON_VALUES, MAX_PARAMETERS, load_object, parse_head
 from wire.samples import IMAGE, SCORES, body, decode_json, decode_request, entry, image_body, signature
 
 BINARY = {"binary_data_size": 6}
@@ -340,3 +340,20 @@ def test_json_of_too_many_values_is_refused_before_it_is_read(piece: bytes) -> N
     finally:
         tracemalloc.stop()
     assert len(load_object(b'{"a":[' + piece * (most // 40) + b"0]}", "request")["a"]) == most // 40 + 1
+    with pytest.raises(InvalidInput, match=r"more than 100,000 values or 10,000 lists$"):
+        load_object(b'{"a":[' + piece * (most // 20) + b"0]}", "request", tensors=False)
+    assert load_object(b'{"a":"' + b"A" * most + b'"}', "request", tensors=False)
+
+
+def test_parameters_are_counted_before_any_of_them_is_read() -> None:
+    few = b",".join(b'"k%d":1' % number for number in range(MAX_PARAMETERS))
+    tensor = b'{"name":"x","datatype":"INT8","shape":[1],"parameters":{%b}}'
+    assert len(parse_head(b'{"inputs":[],"parameters":{%b}}' % few).options.custom) == MAX_PARAMETERS
+    for json, field in (
+        (b'{"inputs":[],"parameters":{%b,"more":1}}' % few, "parameters"),
+        (b'{"inputs":[%b]}' % (tensor % (few + b',"more":1')), "input 'x'.parameters"),
+        (b'{"inputs":[],"outputs":[{"name":"y","parameters":{%b,"more":1}}]}' % few, "output 'y'.parameters"),
+    ):
+        with pytest.raises(InvalidInput, match="may hold at most 1,024 parameters") as raised:
+            parse_head(json)
+        assert raised.value.field == field

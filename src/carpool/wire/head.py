@@ -25,6 +25,8 @@ MAX_RANK = 32  # numpy 1.x allows no more
 MAX_ELEMENTS = 2**40
 MAX_JSON_VALUES = 4_000_000  # by its commas
 MAX_JSON_LISTS = 500_000  # and objects
+_FEW_JSON_VALUES = 100_000  # of a document without tensors
+_FEW_JSON_LISTS = 10_000
 _SHORT_JSON = 64 * 1024
 _LOOKED_AT = 1 << 20
 
@@ -72,8 +74,9 @@ def parse_head(json: Buffer, model: str = "") -> RequestHead:
     return RequestHead(request_id, inputs, outputs, options, binary_output, tail_size)
 
 
-def load_object(json: Buffer, what: str) -> dict[str, Any]:
-    check_cost(json, what)
+def load_object(json: Buffer, what: str, *, tensors: bool = True) -> dict[str, Any]:
+    """Returns a JSON object. Without `tensors` it has few values, however long its texts are."""
+    check_cost(json, what, tensors=tensors)
     try:
         document = orjson.loads(memoryview(json))  # it knows no kind of bytearray but the plain one
     except orjson.JSONDecodeError as error:
@@ -85,20 +88,20 @@ def load_object(json: Buffer, what: str) -> dict[str, Any]:
     return document
 
 
-def check_cost(json: Buffer, what: str) -> None:
+def check_cost(json: Buffer, what: str, *, tensors: bool = True) -> None:
     """Before it is read: four bytes can become a list of seventy, and nobody else runs meanwhile."""
     if len(json) <= _SHORT_JSON:
         return
+    values, lists = (MAX_JSON_VALUES, MAX_JSON_LISTS) if tensors else (_FEW_JSON_VALUES, _FEW_JSON_LISTS)
     commas = opened = 0
     for start in range(0, len(json), _LOOKED_AT):
         piece = np.frombuffer(json, np.uint8, min(_LOOKED_AT, len(json) - start), start)
         commas += int(np.count_nonzero(piece == ord(",")))
         opened += int(np.count_nonzero((piece | 0x20) == ord("{")))  # which makes a brace of a bracket, too
-    if commas >= MAX_JSON_VALUES or opened > MAX_JSON_LISTS:
+    if commas >= values or opened > lists:
+        hint = ": send tensors as binary" if tensors else ""
         raise InvalidInput(
-            f"the {what}'s JSON has more than {MAX_JSON_VALUES:,} values or {MAX_JSON_LISTS:,} lists: "
-            "send tensors as binary",
-            field="body",
+            f"the {what}'s JSON has more than {values:,} values or {lists:,} lists{hint}", field="body"
         )
 
 

@@ -39,7 +39,7 @@ class Chat(NamedTuple):
 
 def read_chat(body: bytes | bytearray) -> Chat:
     """Raises `InvalidInput` that names the field at fault. A long body takes its time: safe in any thread."""
-    document = load_object(body, "request")
+    document = load_object(body, "request", tensors=False)
     for name, value in document.items():
         if name in _READ:
             continue

@@ -33,7 +33,7 @@ from carpool.link.step_times import Times
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor
 from carpool.vision.picture_answers import Options
-from carpool.wire.head import RequestHead, check_cost, load_object
+from carpool.wire.head import RequestHead, check_cost, load_object, read_object
 from carpool.wire.slices import SlicedJson, Values, is_long
 from carpool.wire.v2 import Placed
 
@@ -191,9 +191,8 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
     if not isinstance(parameters, dict):
         raise InvalidInput("Expected JSON object for keyword: 'parameters'", field="parameters")
     own = str(_parameter("id", fields.pop("id", "")))
-    return SentPicture(
-        picture, own, {key: _parameter(key, one) for key, one in (parameters | fields).items()}
-    )
+    told = read_object(parameters | fields, "parameters")
+    return SentPicture(picture, own, {key: _parameter(key, one) for key, one in told.items()})
 
 
 class PictureRoute(ImageRoute):

@@ -212,7 +212,7 @@ def _from_form(body: bytes | bytearray, boundary: bytes) -> Sent:
 
 
 def _from_json(body: bytes | bytearray) -> Sent:
-    document = load_object(body, "request")
+    document = load_object(body, "request", tensors=False)
     for name in document:
         if name not in _SENT_AS:
             raise InvalidInput(

@@ -40,7 +40,7 @@ from carpool.frontend.http.parsing import HttpHead
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S
-from carpool.wire.head import load_object, shorten
+from carpool.wire.head import load_object, read_object, shorten
 from carpool.wire.v2 import encode_error
 
 Arguments: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -376,7 +376,7 @@ def _ask(
 
     def received(body: bytes | bytearray, _at: float) -> None:
         try:
-            document = load_object(body, "request") if body.strip() else {}
+            document = load_object(body, "request", tensors=False) if body.strip() else {}
             asked = arguments(_parameters(document))
         except CarpoolError as error:
             answer_error(exchange, error)
@@ -395,7 +395,7 @@ def _parameters(document: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidInput('parameters must be an object like {"config": "…"}', field="parameters")
-    return parameters
+    return read_object(parameters, "parameters")  # which bounds their number
 
 
 def _check_names(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
