@@ -15,6 +15,7 @@ from carpool.link.templates import read_template
 from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec
 from carpool.wire import strings
 from carpool.wire.codec import to_binary
+from carpool.wire.head import MAX_STRINGS
 from carpool.wire.strings import PackedStrings
 from engine.test_ensemble_route import ScriptedRoute, ensemble
 from engine.test_region_inputs import InParts, Largest, OneByOne, Singly
@@ -86,6 +87,19 @@ def test_a_batch_unpacks_them_and_what_is_broken_costs_its_owner_alone(kind: typ
     assert all(type(array) is np.ndarray for array in backend.runs)
     alone = BatchRun(kind(), signature, 8, piece, answer_each).run(works[:1]).outcomes[0]
     assert (alone.outputs or {})["y"].tolist() == [[b"a", b"bc"]]
+
+
+def test_an_engine_gets_so_many_strings_at_a_time() -> None:
+    """It makes its own of them under the interpreter lock, for which the loop waits."""
+    count = MAX_STRINGS // 2
+    works = [work_of(bytes(4 * count), count) for _ in range(5)]
+    backend: Any = EchoTogether()
+    text = TensorSpec("y", Datatype.BYTES, (-1,))
+    signature = Signature("words", (TensorSpec("x", Datatype.BYTES, (-1,)),), (text,), 8)
+    result = BatchRun(backend, signature, 8, 8, answer_each).run(works)
+    assert [len(rows) for rows in backend.runs] == [2, 2, 1]
+    assert result.timing.batch == 5
+    assert [(one.outputs or {})["y"].shape for one in result.outcomes] == [(1, count)] * 5
 
 
 def test_steps_of_an_ensemble_are_passed_them_packed() -> None:

@@ -218,8 +218,16 @@ def test_an_input_of_many_small_fields_is_not_parsed(inside: bytes) -> None:
     tensor = inside * 1_000_000
     message = b"\x0a\x01m\x2a" + varint(len(tensor)) + tensor
     assert take_apart(message) is None
-    with pytest.raises(InvalidInput, match="an input has more than 4,096 fields"):
+    with pytest.raises(InvalidInput, match="the message has more than 16,384 fields"):
         take_apart_whole(message)
+
+
+def test_many_inputs_of_many_small_fields_are_walked_as_one_message() -> None:
+    tensor = b"\x0a\x01x" + b"\x2a\x00" * 1000
+    with pytest.raises(InvalidInput, match="the message has more than 16,384 fields"):
+        take_apart_whole((b"\x2a" + varint(len(tensor)) + tensor) * 1000)
+    parts = take_apart_whole((b"\x2a" + varint(len(tensor)) + tensor) * 16)
+    assert [len(contents or ()) for contents in parts.typed or ()] == [1000] * 16
 
 
 def test_what_stands_beside_the_tensors_is_bounded() -> None:

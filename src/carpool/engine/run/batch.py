@@ -29,6 +29,7 @@ from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, Timing
+from carpool.wire.head import MAX_STRINGS
 
 if TYPE_CHECKING:
     from carpool.core.instance import Batch, Instance
@@ -185,6 +186,10 @@ def _kept_bytes(signature: Signature) -> float:
     return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
 
+def _strings_in(work: InBatch) -> int:
+    return sum(array.size for array in work.inputs.values() if array.dtype.kind == "O")
+
+
 _images_of = attrgetter("images")
 
 
@@ -245,7 +250,10 @@ class BatchRun(Generic[RequestT]):
         outcomes: list[Outcome] = []
         device, short = self._on_device, 0
         before = 0 if device is None else device.out_of_memory
-        if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
+        if len(works) > 1 and works[0].packed:
+            for chunk in self._chunks(works):
+                outcomes += self._run(chunk, len(outcomes), timing)
+        elif len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
             outcomes = self._run(works, 0, timing)
         elif self._singly is not None:
             outcomes = self._run_singly(self._singly, works, timing)
@@ -260,16 +268,18 @@ class BatchRun(Generic[RequestT]):
         return BatchResult(outcomes, monotonic() - began, timing, clean, short)
 
     def _chunks(self, works: Sequence[RequestT]) -> list[Sequence[RequestT]]:
-        """Divides the works, since some models run a large batch faster in pieces that stay in the cache;
-        riders see one batch."""
+        """Divides the works, since some models run a large batch faster in pieces that stay in the cache, and
+        strings are passed to an engine under the interpreter lock. Riders see one batch."""
         chunks: list[list[RequestT]] = [[]]
-        images = 0
+        images = strings = 0
         for work in works:
-            if chunks[-1] and images + work.images > self._chunk:
+            more = _strings_in(work) if work.packed else 0
+            if chunks[-1] and (images + work.images > self._chunk or strings + more > MAX_STRINGS):
                 chunks.append([])
-                images = 0
+                images = strings = 0
             chunks[-1].append(work)
             images += work.images
+            strings += more
         return list(chunks)
 
     def _run(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:

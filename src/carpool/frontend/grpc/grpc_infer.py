@@ -60,7 +60,7 @@ _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
 _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
-_DEARER: Final = 16  # typed strings, which are read one by one, than as many bytes of numbers
+_DEARER: Final = 16  # fields that are walked one by one, than as many bytes of tensors
 
 Reply = Callable[[bytes | Failure], None]
 
@@ -189,7 +189,7 @@ class GrpcCall(ClientCall):
                 raise not_serving()
             parts = service.families.recognise(message) or messages.take_apart(message)
             if parts is None:
-                parts = await service.aside(len(message), messages.take_apart_whole, message)
+                parts = await service.aside(_DEARER * len(message), messages.take_apart_whole, message)
             missing = ""
             try:
                 family = await self._understood(parts)

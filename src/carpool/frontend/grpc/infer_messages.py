@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput, ModelError, TooLarge
-from carpool.frontend.grpc.message_fields import LENGTH, Malformed, fields_of, too_many_fields
+from carpool.frontend.grpc.message_fields import LENGTH, FieldBudget, Malformed, fields_of
 from carpool.frontend.grpc.typed_contents import malformed, typed_tensor
 from carpool.link.door import Catalog, ModelEntry
 from carpool.link.step_times import Times
@@ -47,8 +47,8 @@ _FIELDS = frozenset(number << 3 | 2 for number in range(1, 8))  # all of them ar
 _INPUTS: Final = 5
 _CONTENTS: Final = 5  # of an input
 _LONGEST_SHIFT: Final = 28  # of a length, in five bytes
-_MOST_FIELDS: Final = 5 * MAX_TENSORS
-_MOST_FIELDS_INSIDE: Final = 4 * MAX_TENSORS  # of one input: some shapes have a field a dimension
+_FEW_FIELDS: Final = 256
+_MOST_FIELDS: Final = 16 * MAX_TENSORS  # of a message and its inputs: some shapes have a field a dimension
 
 LONGEST_REST: Final = 256 * 1024
 """Bytes of a message beside its tensors: names, shapes, parameters."""
@@ -103,8 +103,8 @@ class Parts(NamedTuple):
 def take_apart(message: Buffer) -> Parts | None:
     """One look at the top level of the message, which is cheap however long its contents are.
 
-    None for what takes a closer look: other fields, other wire types, lengths that cannot be, and more
-    beside the raw contents than most requests have. Raises `InvalidInput` for too many fields.
+    None for what takes a closer look: other fields, other wire types, lengths that cannot be, and more fields
+    and bytes beside the raw contents than most requests have.
     """
     view = memoryview(message)
     rest: list[Buffer] = []
@@ -136,8 +136,8 @@ def take_apart(message: Buffer) -> Parts | None:
                 rest.append(view[start:stop])
             position = stop
             walked += 1
-            if walked > _MOST_FIELDS:
-                raise too_many_fields("the message", _MOST_FIELDS)
+            if walked > _FEW_FIELDS:
+                return None
     except IndexError:
         return None
     return Parts(b"".join(rest), request_id, contents, tail)
@@ -152,8 +152,9 @@ def take_apart_whole(message: Buffer) -> Parts:
     typed: list[Sequence[Buffer] | None] = []
     request_id = b""
     size = tail = 0
+    budget = FieldBudget(_MOST_FIELDS, "the message")
     try:
-        for number, kind, start, begin, end in fields_of(view, _MOST_FIELDS, "the message"):
+        for number, kind, start, begin, end in fields_of(view, budget):
             tag = number << 3 | kind
             if tag not in _FIELDS:
                 continue
@@ -166,7 +167,7 @@ def take_apart_whole(message: Buffer) -> Parts:
                 continue
             piece: Buffer = view[start:end]
             if number == _INPUTS:
-                piece, found = _without_contents(view[begin:end])
+                piece, found = _without_contents(view[begin:end], budget)
                 typed.append(found)
             size += len(piece)
             if size > LONGEST_REST:
@@ -179,12 +180,12 @@ def take_apart_whole(message: Buffer) -> Parts:
     return Parts(b"".join(rest), request_id, contents, tail, typed=typed)
 
 
-def _without_contents(tensor: memoryview) -> tuple[bytes, Sequence[Buffer] | None]:
+def _without_contents(tensor: memoryview, budget: FieldBudget) -> tuple[bytes, Sequence[Buffer] | None]:
     """Returns an input as a field of its request, without what it has in typed fields; and that."""
     kept: list[Buffer] = []
     found: list[Buffer] = []
     has_contents = False
-    for number, kind, start, begin, end in fields_of(tensor, _MOST_FIELDS_INSIDE, "an input"):
+    for number, kind, start, begin, end in fields_of(tensor, budget):
         if number == _CONTENTS and kind == LENGTH:
             found.append(tensor[begin:end])
             has_contents = True

@@ -40,16 +40,35 @@ class Malformed(Exception):
     """No parser could read it."""
 
 
-def fields_of(message: Buffer, most: int, what: str) -> list[WireField]:
-    """Returns the fields of a message, in their order and without groups. Raises `InvalidInput` at the one
-    that is more than `most`, and `Malformed`; `what` is what has them."""
+class FieldBudget:
+    """Bounds how many fields are walked for one message, in all the messages within it."""
+
+    __slots__ = ("_left", "_most", "_what")
+
+    def __init__(self, most: int, what: str) -> None:
+        """Of at most so many; `what` is what has them."""
+        self._most = self._left = most
+        self._what = what
+
+    def take(self) -> None:
+        """Counts one. Raises `InvalidInput` at the one that is too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise InvalidInput(
+                f"{self._what} has more than {self._most:,} fields: give fewer of them, and tensors in"
+                " raw_input_contents",
+                field="body",
+            )
+
+
+def fields_of(message: Buffer, budget: FieldBudget) -> list[WireField]:
+    """Returns the fields of a message, in their order and without groups. Raises `InvalidInput` where there
+    are too many, and `Malformed`."""
     found: list[WireField] = []
-    position, end, walked = 0, len(message), 0
+    position, end = 0, len(message)
     try:
         while position < end:
-            walked += 1
-            if walked > most:
-                raise too_many_fields(what, most)
+            budget.take()
             start = position
             tag, position = _read_tag(message, position)
             kind = tag & 7
@@ -59,7 +78,7 @@ def fields_of(message: Buffer, most: int, what: str) -> list[WireField]:
                 if length > _LONGEST_LENGTH:
                     raise Malformed
             elif kind == _BEGIN:
-                position, walked = _after_group(message, position, tag >> 3, most, walked, what)
+                position = _after_group(message, position, tag >> 3, budget)
                 continue
             else:
                 stop = _after_number(message, position, kind)
@@ -72,19 +91,12 @@ def fields_of(message: Buffer, most: int, what: str) -> list[WireField]:
     return found
 
 
-def too_many_fields(what: str, most: int) -> InvalidInput:
-    return InvalidInput(
-        f"{what} has more than {most:,} fields: give fewer of them, and tensors in raw_input_contents",
-        field="body",
-    )
-
-
 def check_fields(message: Buffer, levels: Sequence[tuple[int, int]], what: str) -> None:
     """Raises `InvalidInput` for a message with more fields than a parser should see. Each level says how many
     there may be, and which of them are messages of the next. What is malformed is left to the parser."""
     (most, number), deeper = levels[0], levels[1:]
     try:
-        fields = fields_of(message, most, what)
+        fields = fields_of(message, FieldBudget(most, what))
     except Malformed:
         return
     view = memoryview(message)
@@ -126,15 +138,11 @@ def _after_number(message: Buffer, position: int, kind: int) -> int:
     raise Malformed
 
 
-def _after_group(
-    message: Buffer, position: int, number: int, most: int, walked: int, what: str
-) -> tuple[int, int]:
-    """Returns where the group ends, and how many fields were walked by then."""
+def _after_group(message: Buffer, position: int, number: int, budget: FieldBudget) -> int:
+    """Returns where the group ends."""
     inside = [number]
     while inside:
-        walked += 1
-        if walked > most:
-            raise too_many_fields(what, most)
+        budget.take()
         tag, position = _read_tag(message, position)
         kind = tag & 7
         if kind == _BEGIN:
@@ -151,4 +159,4 @@ def _after_group(
             position = _after_number(message, position, kind)
         if position > len(message):
             raise Malformed
-    return position, walked
+    return position

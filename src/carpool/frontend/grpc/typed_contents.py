@@ -13,7 +13,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from carpool.errors import InvalidInput
-from carpool.frontend.grpc.message_fields import EIGHT, FOUR, LENGTH, VARINT, Malformed, fields_of
+from carpool.frontend.grpc.message_fields import (
+    EIGHT,
+    FOUR,
+    LENGTH,
+    VARINT,
+    FieldBudget,
+    Malformed,
+    fields_of,
+)
 from carpool.types import Array, Datatype
 from carpool.wire.v2 import Buffer, TensorHead
 
@@ -91,10 +99,11 @@ def _pieces(
     """Returns the values of the one field that the datatype allows: whole runs of them, or one by one."""
     wanted = _FIELDS[number]
     pieces: list[memoryview] = []
+    budget = FieldBudget(max(elements, 1) + _FEW, f"{owner}.contents")
     for piece in contents:
         view = memoryview(piece)
         try:
-            fields = fields_of(view, max(elements, 1) + _FEW, f"{owner}.contents")
+            fields = fields_of(view, budget)
         except Malformed:
             raise malformed() from None
         for given, kind, _, begin, end in fields:
