@@ -67,3 +67,19 @@ def test_what_is_small_is_parsed_as_before(pieces: list[str]) -> None:
 def test_messages_of_a_pbtxt_are_counted() -> None:
     with pytest.raises(ConfigError, match=r"m/config\.pbtxt:1:700006: more than 100000 values"):
         pbtxt_config("input{}" * 100_001, Path("m/config.pbtxt"))
+
+
+def test_a_key_that_is_set_twice_is_named_with_both_lines() -> None:
+    for text, said in (
+        ("slo_ms = 50\nmax_batch = 8\nslo_ms = 60\n", "m.toml:3: slo_ms is set twice: on line 1, too"),
+        ("[image]\nsize = 3\n\nsize = 4", "m.toml:4: size is set twice: on line 2, too"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_toml(text, "m.toml")
+        assert caught.value.message == said
+    lists = "[[input]]\nname = 'a'\n[[input]]\nname = 'b'\nname = 'c'\n"
+    with pytest.raises(ConfigError, match=r"m.toml:5: name is set twice: on line 4, too"):
+        parse_toml(lists, "m.toml")
+    assert parse_toml(lists.replace("name = 'c'\n", ""), "m.toml")["input"] == [{"name": "a"}, {"name": "b"}]
+    with pytest.raises(ConfigError, match=r"m\.toml: Cannot declare"):
+        parse_toml("[a]\n[a]\n", "m.toml")

@@ -24,6 +24,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_TABLE = re.compile(r"\s*\[{1,2}\s*([^\]\n]+?)\s*\]")
+_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
+_SHOWN = 80  # characters of a key in a message
+
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
     """Returns the tables of a file. What cannot be parsed, or is too much, is a `ConfigError`."""
@@ -31,7 +35,26 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # also what int() says about thousands of digits
+        twice = _set_twice(text)
+        if "overwrite" in str(error) and twice is not None:
+            key, first, line = twice
+            raise _error(file, line, f"{key} is set twice: on line {first}, too") from None
         raise ConfigError(f"{file}: {error}") from None
+
+
+def _set_twice(text: str) -> tuple[str, int, int] | None:
+    """Returns a key of a line of its own that stands twice in its table, and both lines: the parser names
+    neither. A table that is an element of a list begins anew."""
+    known: dict[tuple[str, str], int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (head := _TABLE.match(line)) is not None:
+            table = f"{head[1]}#{number}" if line.lstrip().startswith("[[") else head[1]
+        elif (found := _KEY.match(line)) is not None:
+            first = known.setdefault((table, found[1]), number)
+            if first != number:
+                return found[1][:_SHOWN], first, number
+    return None
 
 
 def _check(text: str, file: str) -> None:
