@@ -249,7 +249,11 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("demand", "keys"): Cell(WORKS, "A request without a key loads nothing.", _TOGETHER),
     ("demand", "memory"): Cell(WORKS, "Regions are the server's: they stay when a model goes.", _TOGETHER),
     ("demand", "live"): Cell(WORKS, "Frames that wait for the load are offered when it is done.", _TOGETHER),
-    ("demand", "tracing"): Cell(WORKS, "The span of the first request begins when it came.", _TOGETHER),
+    ("demand", "tracing"): Cell(
+        WORKS,
+        "The span of the first request begins when its model is loaded; the log has the load.",
+        _TOGETHER,
+    ),
     ("demand", "recording"): Cell(
         WORKS, "Recorded is when a request came, not when its model was there.", _TOGETHER
     ),

@@ -370,9 +370,13 @@ def test_no_slot_and_not_serving_are_unavailable(front: FrontEnd, connected: grp
         "no-slots",
         "1",
     )
+    front.door.slots = 8
+    infer(connected, image_request())
     front.door.serving = False
+    counted = front.count("image", "nv_inference_request_failure", reason="OTHER")
     status, _, metadata = refusal(lambda: infer(connected, image_request()))
     assert (status, metadata["carpool-reason"]) == (Code.UNAVAILABLE, "not-serving")
+    assert front.count("image", "nv_inference_request_failure", reason="OTHER") == counted + 1
 
 
 def test_a_model_that_raises_is_internal(connected: grpc.Channel) -> None:

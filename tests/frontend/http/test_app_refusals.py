@@ -162,12 +162,21 @@ def test_expecting_clients_hear_the_refusal_instead_of_continue(front: FrontEnd,
     assert client.send(whole[: -len(body)]).response().status == 429
 
 
+def failures_of(front: FrontEnd, model: str) -> float:
+    counted = f'nv_inference_request_failure{{model="{model}"'
+    found = [line for line in front.metrics().splitlines() if line.startswith(counted)]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
 def test_not_serving(front: FrontEnd, client: Client) -> None:
+    """It is counted at the model of the last catalogue: the failures around an engine's end add up."""
     front.door.serving = False
+    before = failures_of(front, "image")
     for model in ("image", "nothing"):
         response = infer(client, model, image_body())
         assert (response.status, response.fields["retry-after"]) == (503, "1")
         assert error_of(response)["reason"] == "not-serving"
+    assert failures_of(front, "image") == before + 1
 
 
 @pytest.mark.parametrize("model", ["nothing", "image/versions/9", "image/versions/one"])

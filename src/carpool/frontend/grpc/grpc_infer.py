@@ -186,6 +186,9 @@ class GrpcCall(ClientCall):
         service.server_row.add(BYTES_RECEIVED, len(message))
         try:
             if not service.door.serving:
+                known = service.families.recognise(message)
+                if known is not None and known.family is not None:  # of the last engine: counted there
+                    self.entry, self.row = known.family.entry, known.family.row
                 raise not_serving()
             parts = service.families.recognise(message) or messages.take_apart(message)
             if parts is None:

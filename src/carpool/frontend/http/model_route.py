@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from time import monotonic
@@ -106,6 +107,8 @@ class ModelRoute(Generic[Target]):
         target: Target | None = None
         try:
             if not service.door.serving:
+                with contextlib.suppress(CarpoolError):
+                    self._found = self._find(service.door.catalog)  # of the last engine: counted there
                 raise not_serving()
             target = self.current(exchange.head_at)
             advised = self._advised(exchange, target)
