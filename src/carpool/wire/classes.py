@@ -12,7 +12,8 @@ import numpy as np
 from carpool.types import Array, Datatype, RequestedOutput, Tensor
 
 _SORTED_WHOLE: Final = 1024  # values of a row: up to here, finding the best costs more than sorting all
-_FEW_VALUES: Final = 16 * 1024  # to look through at once: what is more takes the loop milliseconds
+FEW_VALUES: Final = 16 * 1024
+"""To look through at once: what is more takes a loop milliseconds."""
 _FEW_CLASSES: Final = 1024  # to write
 
 
@@ -25,14 +26,14 @@ class ClassifiedTensor(Tensor):
 
 def any_takes_long(asked: Sequence[RequestedOutput], outputs: Sequence[Tensor]) -> bool:
     """Returns whether the classes that are asked for are better not found in a loop."""
-    wanted = {output.name: output.classification for output in asked}
+    wanted = {output.name: output.classification for output in asked if output.classification}
     values = classes = 0
-    for tensor in outputs:
+    for tensor in outputs if wanted else ():
         k, size = wanted.get(tensor.name, 0), tensor.data.size
         if k:
             values += size
             classes += min(size, k * (tensor.shape[0] if tensor.shape else 1))
-    return values > _FEW_VALUES or classes > _FEW_CLASSES
+    return values > FEW_VALUES or classes > _FEW_CLASSES
 
 
 def with_classes(

@@ -41,6 +41,15 @@ REPEAT = FakeModel(
     mode="eager",
     decoupled=True,
 )
+WIDE = FakeModel(
+    "wide",
+    [TensorSpec("IN", Datatype.INT32, (-1,))],
+    [TensorSpec("OUT", Datatype.INT32, (-1,))],
+    lambda inputs: ({"OUT": np.arange(size, dtype=np.int32)} for size in inputs["IN"].ravel()),
+    max_batch=0,
+    mode="eager",
+    decoupled=True,
+)
 TEXT = replace(REPEAT, name="text", writes=True)
 ONE = FakeModel(
     "one",
@@ -53,7 +62,7 @@ ONE = FakeModel(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[FrontEnd]:
-    with front_end(REPEAT, TEXT, ONE) as running:
+    with front_end(REPEAT, TEXT, WIDE, ONE) as running:
         yield running
 
 
@@ -129,6 +138,13 @@ def test_the_outputs_that_were_asked_for(front: FrontEnd) -> None:
         found = heard.next()
         assert found.as_numpy("IDX")[0] == 7
         assert found.as_numpy("OUT") is None
+
+
+def test_classes_of_an_answer_are_found_in_the_loop_while_it_is_short(front: FrontEnd) -> None:
+    with Heard(front) as heard:
+        heard.ask("wide", given(5, 20_000), outputs=[triton.InferRequestedOutput("OUT", class_count=2)])
+        assert heard.next().as_numpy("OUT").tolist() == [b"4:4", b"3:3"]
+        assert "found among at most 16,384 values" in heard.error()
 
 
 def test_an_error_after_some_answers_leaves_the_stream_open(front: FrontEnd) -> None:

@@ -289,7 +289,8 @@ def test_a_message_is_inflated_up_to_what_its_model_takes() -> None:
     with front_end(*models(), large, max_body_bytes=64 << 20) as front, wire(front) as client:
         service = front.server.service
         small = service.most_of(pb.ModelInferRequest(model_name="image").SerializeToString())
-        assert small < 2 << 20 < service.most_of(pb.ModelInferRequest(model_name="large").SerializeToString())
+        assert small < 512 << 10
+        assert service.most_of(pb.ModelInferRequest(model_name="large").SerializeToString()) > 2 << 20
         assert service.most_of(b"\x2a\x00") == 4 << 20  # it does not begin with its model
         assert service.most_of(pb.ModelInferRequest(model_name="nobody").SerializeToString()) == 4 << 20
         request = image_request()

@@ -366,15 +366,18 @@ class RequestPlacement:
     def _classify(self, answer: Answer) -> None:
         """Finds the classes that were asked for: of many values in a thread, where numpy looks through them
         while the loop goes on."""
-        if isinstance(answer, Made) or not any_takes_long(self.head.outputs, answer.outputs):
-            self._is_ready(answer)
-            return
-        self.answer_takes_long()
-        entry = self.entry
+        entry, asked = self.entry, self.head.outputs
         batched = entry.signature.max_batch > 0
-        work = partial(with_classes, self.head.outputs, answer.outputs, entry.labels, batched=batched)
-        future = asyncio.wrap_future(self.service.threads.submit(work))
-        future.add_done_callback(partial(self._classified, answer))
+        try:
+            if not isinstance(answer, Made) and any_takes_long(asked, answer.outputs):
+                self.answer_takes_long()
+                work = partial(with_classes, asked, answer.outputs, entry.labels, batched=batched)
+                future = asyncio.wrap_future(self.service.threads.submit(work))
+                future.add_done_callback(partial(self._classified, answer))
+                return
+        except RuntimeError:  # no thread begins anything any more
+            answer.error = stopping()
+        self._is_ready(answer)
 
     def _classified(self, answer: Answer, work: asyncio.Future[list[Tensor]]) -> None:
         error = stopping() if work.cancelled() else work.exception()

@@ -29,6 +29,7 @@ from carpool.link.door import Answer
 from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_SENT
 from carpool.types import StepTiming, Timing
+from carpool.wire.classes import FEW_VALUES, any_takes_long
 from carpool.wire.v2 import Buffer, Placed
 
 MOST_UNANSWERED: Final = 256
@@ -80,6 +81,12 @@ class StreamCall(GrpcCall):
         wanted, times = self.head.outputs, None
         listed: Sequence[tuple[bytes, Buffer]] = ()
         asked = there(wanted, answer.outputs)
+        if any_takes_long(asked, answer.outputs):  # parts keep their order: none can be put aside
+            raise InvalidInput(
+                f"classes of a response of several are found among at most {FEW_VALUES:,} values: request the"
+                " output itself",
+                field="outputs",
+            )
         if asked or not wanted:
             listed = messages.list_outputs(self.entry, asked, answer.outputs, {})
         if timing is not None:
