@@ -83,6 +83,7 @@ class Signature:
     max_batch: int = 0
     told: bool = False  # the model hears the id and the parameters of each request
     classes: int = MAX_ASKED_CLASSES  # of an output, which a request may ask for
+    unbatched: str = ""  # why its requests never share a batch, where no setting says so
     input_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
     output_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
 
@@ -92,6 +93,8 @@ class Signature:
 
     def why_unbatched(self) -> str:
         """Why requests of this model never share a batch; empty where they can."""
+        if self.unbatched:
+            return f"{self.unbatched}, so each request runs alone"
         firsts = {spec.shape[0] for spec in self.inputs if spec.shape}
         if self.max_batch > 1 or not firsts:
             return ""

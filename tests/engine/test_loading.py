@@ -281,8 +281,15 @@ def test_a_model_that_does_not_take_zeros(shop: Workshop, caplog: pytest.LogCapt
     with pytest.raises(ModelError, match="an SLO needs a measured model"):
         shop.prepare()
     assert all(backend.closed for backend in shop.loads)
-    assert shop.prepare(slo_ms=None).choices == ()
+    assert shop.prepare(slo_ms=None).choices == (
+        "It does not run on noise (m: it does not take zeros) and nothing sets max_batch, so each request "
+        "runs alone.",
+    )
     assert "warm-up-failed" in events(caplog)
+    assert shop.prepare(slo_ms=None, max_batch=8).choices == (
+        "Batches were not compared with single requests, since noise fails: m: it does not take zeros.",
+    )
+    assert "batches-not-proven" in events(caplog)
 
 
 BUSY = CpuTaken(0.0, 0.6, 0.5)

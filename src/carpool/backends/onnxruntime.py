@@ -349,7 +349,8 @@ def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> Tens
         )
     # A length that varies has a name or nothing in place of a number.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else DYNAMIC for dim in node.shape)
-    return TensorSignature(node.name, ONNX_TYPES[node.type].value, shape, optional)
+    symbols = tuple(dim if isinstance(dim, str) else "" for dim in node.shape)
+    return TensorSignature(node.name, ONNX_TYPES[node.type].value, shape, optional, symbols)
 
 
 def _cause(error: Exception) -> str:

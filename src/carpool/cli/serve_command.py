@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, make_dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -18,7 +18,7 @@ import typer
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.inspect_command import named_labels
-from carpool.config.model import Mode
+from carpool.config.model import BATCH_HELP, Mode
 from carpool.config.server import FALSE, TRUE, ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 
@@ -316,6 +316,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
                 documents.failures(catalog),
                 documents.assumptions(catalog),
                 documents.versions_of(catalog),
+                documents.unbatched(catalog),
             )
 
         def progress(step: LoadingStep) -> None:  # from the thread that loads
@@ -355,10 +356,11 @@ class _Screen:
         failed: Mapping[str, str],
         assumed: Mapping[str, str] = MappingProxyType({}),
         versions: Mapping[str, str] = MappingProxyType({}),
+        unbatched: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Shows, by model, the tasks of those that take pictures, the milliseconds of those that promise, why
-        others are not served, what nothing says about their pixels, and the versions that serve: after a
-        rollback they are not the newest."""
+        others are not served, what nothing says about their pixels, the versions that serve (after a
+        rollback they are not the newest), and why requests of a model never share a batch."""
         from carpool.frontend.access.access import is_loopback
 
         if self.shown:
@@ -383,9 +385,8 @@ class _Screen:
             print(f"    {config.name:<24} version {serving:<8} {config.backend or '?':<12} {promise}")
         for name, why in failed.items():
             print(f"    {name:<24} not served: {why}")
-        for name, keys in assumed.items():
-            what = "set its preset" if keys.startswith("resize, mean") else "see carpool inspect"
-            print(f"    ! {name}: responses may be wrong, because its {keys} is not known: {what}")
+        for line in _warnings(assumed, unbatched):
+            print(f"    ! {line}")
         if served:
             curl = "curl -sS" if not settings.tls_cert else f"curl -sS --cacert {quote(settings.tls_cert)}"
             metadata = f"{curl} {address}/v2/models/{served[0].config.name}"
@@ -398,6 +399,14 @@ class _Screen:
         if is_loopback(settings.host):
             print("  Open:     only from this machine; --host 0.0.0.0 opens it to others (docs/security.md)")
         print("  Stop:     Ctrl-C finishes the accepted requests\n", flush=True)
+
+
+def _warnings(assumed: Mapping[str, str], unbatched: Mapping[str, str]) -> Iterator[str]:
+    for name, keys in assumed.items():
+        what = "set its preset" if keys.startswith("resize, mean") else "see carpool inspect"
+        yield f"{name}: responses may be wrong, because its {keys} is not known: {what}"
+    for name, why in unbatched.items():
+        yield f"{name}: each request runs alone, because {why}; {BATCH_HELP}"
 
 
 def _line_to_try(curl: str, address: str, tasks: Mapping[str, str]) -> str:

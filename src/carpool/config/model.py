@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +21,11 @@ from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.objectives import Knobs, Promise
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
+BATCH_HELP = (
+    "export it with a batch axis (Ultralytics: dynamic=True, RF-DETR: dynamic_batch=True) or one tower; "
+    "max_batch = 1 accepts it"
+)
+"""What helps a model whose requests never share a batch."""
 DYNAMIC = -1  # a dimension that differs from request to request
 
 
@@ -383,6 +389,7 @@ class ModelConfig:
     response_cache: bool = False  # Triton's word for a cache, which keeps every answer as Triton's does
     cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share
+    unbatched: str = ""  # why its requests never share a batch, where no setting says so
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
     accelerators: tuple[str, ...] = ()  # providers of onnxruntime to take where they are there
@@ -433,12 +440,25 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class TensorSignature:
-    """A tensor as the model file has it: the whole shape, batch included, −1 where it varies."""
+    """A tensor as the model file has it: the whole shape, batch included, −1 where it varies. `symbols` are
+    what the file calls the lengths that vary, by axis; empty where it does not name them."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
+    symbols: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> str:
+        """Returns what the file calls the length of the first axis. Empty: nothing, or an exporter has
+        numbered it, which does not say that two lengths differ."""
+        named = self.symbols[0] if self.symbols else ""
+        return "" if _NUMBERED.fullmatch(named) else named
+
+
+_NUMBERED = re.compile(r"unk_+\d+|DynamicDimension\.\d+|.*_dim_\d+|\?|None")
+_POINTS_AT_ROW = re.compile(r"(?:.*_)?(?:image|img|batch|sample|frame)_?(?:index|indices|idx|inds?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +472,26 @@ class ModelSignature:
     def can_batch(self) -> bool:
         """True when the first dimension of every tensor varies; what has a default does not count."""
         return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs if not t.optional)
+
+    @property
+    def why_not_rows(self) -> str:
+        """Returns why the first axis is not that of a batch, as the file names its axes; empty: it may be
+        one. A batch is the same length on every tensor's first axis, and on no other axis."""
+        tensors = [tensor for tensor in self.inputs + self.outputs if not tensor.optional]
+        first = {tensor.rows: tensor for tensor in reversed(tensors) if tensor.rows}
+        if len(first) > 1:
+            (one, owner), (other, of) = sorted(first.items())[:2]
+            return f'in the file, the first axis of "{owner.name}" is "{one}" and of "{of.name}" "{other}"'
+        for tensor in tensors:
+            for axis, symbol in enumerate(tensor.symbols[1:], 1):
+                if symbol in first:
+                    return (
+                        f'in the file, "{symbol}" is the first axis, and also axis {axis} of "{tensor.name}"'
+                    )
+        for tensor in self.inputs:
+            if "INT" in tensor.datatype and _POINTS_AT_ROW.fullmatch(tensor.name.lower()):
+                return f'the input "{tensor.name}" points at rows of the batch'
+        return ""
 
 
 def values_told(image: ImageSettings) -> bool:

@@ -214,6 +214,16 @@ def with_max_batch(config: ModelConfig, max_batch: int, where: str) -> ModelConf
     return replace(config, max_batch=max_batch, policy=policy)
 
 
+def singly(config: ModelConfig, why: str) -> ModelConfig:
+    """The same settings for a model whose requests never share a batch."""
+    policy = replace(config.policy, max_batch=1)
+    if isinstance(policy, Knobs):
+        policy = replace(policy, preferred=())
+    buckets = config.pytorch.buckets[:1] and (1,)
+    pytorch = replace(config.pytorch, buckets=buckets)
+    return replace(config, max_batch=1, policy=policy, pytorch=pytorch, unbatched=why)
+
+
 def preferred(policy: Promise | Knobs) -> tuple[int, ...]:
     return policy.preferred if isinstance(policy, Knobs) else ()
 
@@ -227,6 +237,8 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
     A backend that cannot read its file passes an empty signature; the settings must then declare the tensors.
     """
     max_batch = _max_batch(config, signature)
+    if config.max_batch is None and max_batch < 2 and signature.can_batch:
+        config = replace(config, unbatched=signature.why_not_rows)
     batched = max_batch > 0
     if config.sequences is not None:
         signature = _without_own(config, config.sequences, signature, batched)
@@ -305,9 +317,11 @@ def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:
         declared = {t.name: len(_model_dims(t)) for t in config.inputs + config.outputs}
         # A declared shape that is as long as the file's includes the first dimension.
         whole = any(declared.get(t.name) == len(t.shape) for t in tensors)
-        if not known or (signature.can_batch and not whole):
-            return max(DEFAULT_MAX_BATCH, *preferred(config.policy), 1)
-        return 0
+        if known and not (signature.can_batch and not whole):
+            return 0
+        if known and signature.why_not_rows and not preferred(config.policy):
+            return 1 if declared else 0
+        return max(DEFAULT_MAX_BATCH, *preferred(config.policy), 1)
     if config.max_batch == 0 or not known or signature.can_batch:
         return config.max_batch
     if config.max_batch == 1 and all(t.shape[:1] in ((1,), (DYNAMIC,)) for t in tensors):

@@ -87,6 +87,11 @@ def assumptions(catalog: Catalog) -> dict[str, str]:
     return {name: ", ".join(keys) for name, keys in found.items() if keys}
 
 
+def unbatched(catalog: Catalog) -> dict[str, str]:
+    """Returns why the requests of models never share a batch, by name, where no setting says so."""
+    return {name: why for name, entry in catalog.newest.items() if (why := entry.signature.unbatched)}
+
+
 def versions_of(catalog: Catalog) -> dict[str, str]:
     """Returns the versions that are served of each model, by name, as a person reads them."""
     return {name: ", ".join(served_versions(catalog, name)) for name in catalog.newest}

@@ -24,6 +24,8 @@ from carpool.wire.v2 import RequestHead
 ASK = "carpool_ask"
 ASSUMED = "carpool_assumed"
 """The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
+UNBATCHED = "carpool_unbatched"
+"""The parameter that says why requests never share a batch, where no setting says so."""
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
@@ -484,7 +486,8 @@ def _read_entry(listed: dict[str, Any]) -> ModelEntry:
     signature = listed["signature"]
     inputs, outputs = (_read_specs(signature[side]) for side in ("inputs", "outputs"))
     listed["signature"] = Signature(
-        signature["model"], inputs, outputs, signature["max_batch"], signature["told"], _classes(listed)
+        *(signature["model"], inputs, outputs, signature["max_batch"], signature["told"]),
+        *(_classes(listed), signature["unbatched"]),
     )
     return ModelEntry(**{**listed, "row": tuple(listed["row"])})
 

@@ -150,6 +150,7 @@ carpool_capacity_images_per_second       gauge     model  known:CAPACITY        
 carpool_load                             gauge     model  seen:LOAD             Images offered in the last 5 s, divided by the capacity: 1.5 means 50 % over capacity; absent without an SLO.
 carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time of batches, divided by the time measured at loading; 0 for a model without an SLO.
 carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory of batches besides the weights while all instances run, as measured at loading; 0 if the runtime does not report it.
+carpool_unbatched                        gauge     model  cell:UNBATCHED        1 if each request runs alone, because a batch would not answer what its requests get alone; else 0.
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      The SLO of the model; 0 for a model without one.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into the memory of their device and were split.
 carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  Batch sizes of a model that is compiled while it serves: compiled, or still plain.

@@ -28,7 +28,14 @@ import uvloop
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.frontend.documents import assumptions, failures, picture_tasks, promises, versions_of
+from carpool.frontend.documents import (
+    assumptions,
+    failures,
+    picture_tasks,
+    promises,
+    unbatched,
+    versions_of,
+)
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GateTable
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
@@ -222,6 +229,7 @@ class EngineProcess:
                 failed=failures(catalog),
                 assumed=assumptions(catalog),
                 versions=versions_of(catalog),
+                unbatched=unbatched(catalog),
             )
 
     def _report_dropped(self, frontend: int) -> None:

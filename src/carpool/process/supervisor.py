@@ -335,8 +335,8 @@ class Supervisor:
         if self._warm is not None and all(post.was_up for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
-            said = (warm[name] for name in ("tasks", "promises", "failed", "assumed", "versions"))
-            self._ready(self.ports, *said)
+            said = ("tasks", "promises", "failed", "assumed", "versions", "unbatched")
+            self._ready(self.ports, *(warm[name] for name in said))
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():

@@ -298,7 +298,8 @@ def _found(config: ModelConfig, name: str, value: Any) -> TensorSignature:
     if datatype in FLOATS:  # whichever the network computes with, unless the settings say otherwise
         datatype = Datatype.FP32
     shape = tuple(side if isinstance(side, int) else DYNAMIC for side in value.shape)
-    return TensorSignature(name, datatype.value, shape)
+    symbols = tuple("" if isinstance(side, int) else str(side) for side in value.shape)
+    return TensorSignature(name, datatype.value, shape, symbols=symbols)
 
 
 def _as_declared(
@@ -328,7 +329,7 @@ def _converted(
         turned = (*shape[-2:], shape[-3])
         if told.dims[-3:] == turned:  # pixels side by side for planes: they are turned on the device
             shape = (*shape[:-3], *turned)
-    return TensorSignature(tensor.name, told.datatype, shape)
+    return replace(tensor, datatype=told.datatype, shape=shape)
 
 
 def _tried(config: ModelConfig, module: torch.nn.Module) -> ModelSignature:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from carpool.backends.agreement import how_far
 from carpool.backends.onnxruntime import ONNX_TYPES
 from carpool.backends.torch.onnx_operators import (
     CONVOLUTION_RELU,
@@ -39,8 +40,7 @@ from carpool.types import Array
 ONNX = ".onnx"
 _QUIET = 4
 _SIDE = 224  # of pictures, where nobody says
-_CLOSE = 1e-3  # of the largest value
-_SAME = 0.999  # of whole numbers: where two are nearly equal, either may win
+_CLOSE = 1e-3  # of the size of an output; of whole numbers: where two are nearly equal, either may win
 _MOST_SIZES = 64  # whole numbers in a row that may be sizes
 _OWN = ("", "ai.onnx")
 _INSTEAD = (
@@ -252,16 +252,8 @@ def _compare(config: ModelConfig, session: Any, network: OnnxNetwork) -> None:
     with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
         answered = network(*(torch.from_numpy(given[name]) for name in network.inputs))
     for (name, tensor), array in zip(answered.items(), right, strict=True):
-        found = tensor.numpy()
-        if found.shape != array.shape or not _alike(found, array):
+        if how_far(array, tensor.numpy().astype(array.dtype, copy=False)) > _CLOSE:
             raise Unsupported(
                 f'{config.name}: on PyTorch the output "{name}" would not be what onnxruntime answers; '
                 f"{_INSTEAD}"
             )
-
-
-def _alike(found: Array, right: Array) -> bool:
-    if right.dtype.kind not in "f":
-        return bool(np.mean(found == right) > _SAME)
-    largest = float(np.max(np.abs(right), initial=0.0)) or 1.0
-    return bool(np.allclose(found, right, rtol=_CLOSE, atol=_CLOSE * largest))

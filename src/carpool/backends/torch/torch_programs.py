@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from carpool.backends.agreement import how_far
 from carpool.backends.backend import CompiledSize, Placement
 from carpool.backends.torch.device_sharing import MemoryLedger, in_words
 from carpool.backends.torch.torch_device import (
@@ -289,22 +290,22 @@ class Network:
                 return f'its output "{name}" has another form when {when}'
             if name in self._bits:
                 before, after = before.view(torch.bfloat16), after.view(torch.bfloat16)
-            if not before.is_floating_point():
-                differ = float((before != after).float().mean()) if before.numel() else 0.0
-                if differ > _OTHERS_DIFFER:
-                    return f'{differ:.1%} of its output "{name}" differ when {when}'
-                continue
-            finite = torch.isfinite(before)
-            if not torch.equal(finite, torch.isfinite(after)):
+            fractions = before.is_floating_point()
+            far = how_far(_as_array(before), _as_array(after))
+            if far == math.inf:
                 return f'its output "{name}" has infinities or NaN elsewhere when {when}'
-            before, after = before[finite].double(), after[finite].double()
-            size, off = float(before.norm()), float((before - after).norm())
-            if off > self._tolerance * max(size, 1e-12):
+            if not fractions and far > _OTHERS_DIFFER:
+                return f'{far:.1%} of its output "{name}" differ when {when}'
+            if fractions and far > self._tolerance:
                 return (
-                    f'its output "{name}" is off by {off / max(size, 1e-12):.2g} of its size when compiled, '
+                    f'its output "{name}" is off by {far:.2g} of its size when {when}, '
                     f"and {self._tolerance:g} are allowed"
                 )
         return ""
+
+
+def _as_array(tensor: torch.Tensor) -> Array:
+    return tensor.double().cpu().numpy() if tensor.is_floating_point() else tensor.cpu().numpy()
 
 
 def _tried(run: Run, device: Device) -> tuple[dict[str, torch.Tensor], Program]:

@@ -50,7 +50,7 @@ def with_boxes(
     shape = (table.max_detections, 6)
     spec = TensorSpec(OUTPUT, Datatype.FP32, shape)
     config = replace(config, outputs=(*config.outputs, TensorConfig(OUTPUT, Datatype.FP32.value, shape)))
-    signature = Signature(signature.model, signature.inputs, (*signature.outputs, spec), signature.max_batch)
+    signature = replace(signature, outputs=(*signature.outputs, spec))
     table = replace(table, format=KEPT, normalized=False)
     return config, signature, replace(vision, outputs=(spec,), table=table), KeptBoxes(form)
 

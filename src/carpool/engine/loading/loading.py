@@ -23,12 +23,14 @@ from carpool.backends.backend import (
 )
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL
-from carpool.config.model import DYNAMIC, ModelConfig, Task
+from carpool.config.model import BATCH_HELP, DEFAULT_MAX_BATCH, DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
+from carpool.config.rules import singly
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch, sizes
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
+from carpool.engine.loading.batch_proof import RULE, SLIGHT, BatchTrial, must_be_proven, prove
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.compiled_file import (
@@ -63,6 +65,7 @@ from carpool.engine.profile.measuring import (
     Watches,
 )
 from carpool.engine.profile.model_profile import (
+    BatchProof,
     Key,
     Profile,
     ProfileStore,
@@ -80,7 +83,7 @@ from carpool.engine.profile.run_memory import (
     kept_bytes,
 )
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.door import ASK, ASSUMED
+from carpool.link.door import ASK, ASSUMED, UNBATCHED
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import read_form
@@ -126,6 +129,10 @@ def settle(
 def _weights_for(config: ModelConfig) -> tuple[object, ...]:
     """Returns the settings by which instances share weights."""
     return config.inputs, config.outputs, config.image, config.max_batch
+
+
+class _NoBatches(Exception):
+    """Says that instances are opened again, for single requests. No error of a model: those are handled."""
 
 
 _CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
@@ -177,6 +184,8 @@ class Loading:
         instance with this number; `watch` sees what others take of the cores meanwhile. `behind`: whoever
         loads it also compiles it while it serves, if its settings say so."""
         self._config = config
+        self._insists = (config.max_batch or 0) > 1  # its settings ask for batches
+        self._proof = BatchProof()
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
         self._profiles = profiles
@@ -221,12 +230,63 @@ class Loading:
             if kept is None and self.compiled is not None:
                 kept = self.compiled.profile
         kept = None if kept is None else self._believed(kept)
+        if kept is not None and kept.proof.rule == RULE:
+            self._proof = kept.proof
+            self._batch_as_proven()
+        try:
+            opened, profile, curve = self._opened(kept, tell)
+        except _NoBatches:
+            self._batch_as_proven()
+            opened, profile, curve = self._opened(None, tell)
+        profile = replace(profile, proof=self._proof)
+        if not profile.reused:
+            self.keep(profile)
+        elif kept is not None and kept.proof != self._proof:
+            self.keep(replace(kept, proof=self._proof, elsewhere=False))
+        give_back_all(opened)
+        return self._ready(opened, profile, curve)
+
+    def _opened(self, kept: Profile | None, tell: ReportStep) -> Opened:
         found = None if kept is None else self._reuse(kept, tell)
-        if found is None:
-            found = self._measure(tell, None if kept is None else kept.layout)
-            self.keep(found[1])
-        give_back_all(found[0])
-        return self._ready(*found)
+        return found or self._measure(tell, None if kept is None else kept.layout)
+
+    def _prove(self, opened: Sequence[Backend]) -> None:
+        """Finds out, with the first instance, whether its requests may share a batch. Raises _NoBatches
+        where they may not, or where it has to be opened again."""
+        if self._unproven(opened):
+            with self._turn:
+                proof = prove(opened[0], self._as_pictures(), on_device=bool(self._gpus))
+            self._conclude(opened, proof)
+
+    def _unproven(self, opened: Sequence[Backend]) -> bool:
+        return self._proof.rule != RULE and must_be_proven(opened[0], self._config, declared=self._insists)
+
+    def _conclude(self, opened: Sequence[Backend], proof: BatchProof) -> None:
+        self._proof = proof
+        if self._runs_singly or not opened[0].alive:
+            raise _NoBatches
+
+    @property
+    def _runs_singly(self) -> bool:
+        """Where the settings ask for batches, they have them although noise fails, or changes little."""
+        proof = self._proof
+        if self._insists and proof.off <= SLIGHT:
+            return False
+        return bool(proof.differs or (proof.untried and not self._insists))
+
+    def _batch_as_proven(self) -> None:
+        proof = self._proof
+        if self._runs_singly and self._config.max_batch != 1:
+            why = proof.differs or f"it does not run on noise ({proof.untried}) and nothing sets max_batch"
+            self._config = singly(self._config, why)
+            self._signature = replace(self._signature, max_batch=1, unbatched=why)
+
+    def _doubt(self) -> str:
+        """Returns what is doubtful about batches that the settings ask for."""
+        proof = self._proof
+        if proof.untried:
+            return f"batches were not compared with single requests, since noise fails: {proof.untried}"
+        return f"{proof.differs}, by {proof.off:.1%}, and max_batch asks for batches" if proof.differs else ""
 
     def _believed(self, kept: Profile) -> Profile | None:
         """Returns the profile, unless its layout cannot have been chosen on this machine."""
@@ -283,6 +343,9 @@ class Loading:
         """Be ready for more instances of what was prepared in another process, which is gone."""
         self._settle()
         self._config = config
+        self._signature = replace(
+            self._signature, max_batch=config.max_batch or 0, unbatched=config.unbatched
+        )
         self.threads = threads
         self._place()
 
@@ -307,6 +370,8 @@ class Loading:
             self._weights = None  # it will not share them, and needs the room
         if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
             self._labels = {self._vision.outputs[0].name: self._vision.labels}
+        # A Python file says it, too: then it is not what a model has of which nobody says anything.
+        self._insists = self._insists or (self._config.max_batch or 0) not in (0, 1, DEFAULT_MAX_BATCH)
         self._settled = True
 
     @property
@@ -373,7 +438,10 @@ class Loading:
 
         def open_one(index: int) -> Backend:
             tell(f"loading instance {index + 1}")
-            return self.backend(index, 1, tell)
+            backend = self.backend(index, 1, tell)
+            with closed_if_it_fails([backend]):
+                self._prove([backend])
+            return backend
 
         if self.behind and not any(group.given for group in self._config.instances):
             decodes = self._vision is not None and self._vision.encoded
@@ -412,6 +480,7 @@ class Loading:
         opened = self.open(kept.layout, tell)
         try:
             with closed_if_it_fails(opened):
+                self._prove(opened)
                 tell("checking the kept profile")
                 with self._turn:
                     watched, measuring = self._watch(), self._measuring(opened)
@@ -452,6 +521,8 @@ class Loading:
         name, promises = self._config.name, isinstance(self._config.policy, Promise)
         warm = bool(chosen.backends) and not self._gpus
         with closed_if_it_fails(opened):
+            if self._gpus or (self._vision is not None and self._vision.encoded):
+                self._prove(opened)
             try:
                 measured = self._look(opened, tell, warm=warm)
                 if measured.points[0].seconds > self._slo:  # before saying no: it may only be the machine
@@ -489,8 +560,39 @@ class Loading:
         if self.behind:
             measuring.once(1)  # what is made for the first picture only is not worth measuring
         wanted = self._config.pytorch.buckets or sizes(self._largest)
+
+        def begins(images: int) -> None:
+            tell(f"measuring batches of {images}")
+
         with self._turn:
-            return measuring.points(wanted, self._slo, lambda size: tell(f"measuring batches of {size}"))
+            if self._unproven(opened):
+                return self._look_and_prove(opened, measuring, wanted, begins)
+            return measuring.points(wanted, self._slo, begins)
+
+    def _look_and_prove(
+        self,
+        opened: Sequence[Backend],
+        measuring: Measuring,
+        wanted: Sequence[int],
+        tell: Callable[[int], None],
+    ) -> Measured:
+        """Measures batches of noise, and compares what they answer with single requests. Raises _NoBatches as
+        `_prove` does."""
+        trial, size = BatchTrial(opened[0], self._as_pictures()), 1
+        measured: Measured | None = None
+
+        def begins(images: int) -> None:
+            nonlocal size
+            size = images
+            tell(images)
+
+        if trial.begin():
+            try:
+                measured = replace(measuring, rows=trial).points(wanted, self._slo, begins)
+            except ModelError as error:
+                trial.failed(size, error)
+        self._conclude(opened, trial.end())
+        return measured or measuring.points(wanted, self._slo, tell)
 
     def _measuring(
         self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
@@ -516,7 +618,7 @@ class Loading:
         shape = read_form(vision.image, vision.input, signature.model).shape
         whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
         inputs = (replace(spec, shape=whole),)
-        return Signature(signature.model, inputs, signature.outputs, signature.max_batch)
+        return replace(signature, inputs=inputs)
 
     def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
         with closed_if_it_fails(opened):
@@ -525,12 +627,18 @@ class Loading:
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         busy = {PROVISIONAL: profile.provisional} if profile.provisional else {}
+        busy |= {UNBATCHED: config.unbatched} if config.unbatched else {}
         config = self._config = replace(config, parameters={**config.parameters, **self._told, **busy})
         piece = best_piece(curve, kind_of(config.backend), profile.memory.measuring)
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
         if why := self._signature.why_unbatched():
+            said += (f"{why[0].upper()}{why[1:]}.",)
+        if why := config.unbatched:
+            log.warning("batches-off", model=config.name, why=why, help=BATCH_HELP)
+        elif why := self._doubt():
+            log.warning("batches-not-proven", model=config.name, why=why)
             said += (f"{why[0].upper()}{why[1:]}.",)
         if isinstance(opened[0], OnDevice):
             said += tuple(opened[0].notes)

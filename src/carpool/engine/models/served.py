@@ -127,6 +127,7 @@ class Served:
             raise
         seconds = self.load_s = monotonic() - began
         self.counters.row.set(columns.LOAD_SECONDS, seconds)
+        self.counters.row.set(columns.UNBATCHED, float(bool(self.signature.unbatched)))
         if self.profile is not None:
             self.counters.row.set(columns.RUN_MEMORY, self.profile.memory.service)
         facts = {} if self.is_ensemble else self._facts()
@@ -141,6 +142,8 @@ class Served:
             if profile.provisional:
                 facts["provisional"] = profile.provisional
         facts["max_batch"] = self.signature.max_batch
+        if self.signature.unbatched:
+            facts["unbatched"] = self.signature.unbatched
         if isinstance(config.policy, Promise):
             facts["slo_ms"] = round(config.policy.slo * 1e3, 3)
         if self.scheduler is not None and (able := capacity(self.scheduler)):

@@ -6,7 +6,7 @@ time is the whole time; `synchronise` is for a device that answers before it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
@@ -105,6 +105,14 @@ def sample(signature: Signature, images: int) -> dict[str, Array]:
     return inputs
 
 
+class Rows(Protocol):
+    """Fills the batches that are measured, and hears what each size answers."""
+
+    def requests(self, images: int) -> dict[str, Array]: ...
+
+    def heard(self, images: int, batch: Mapping[str, Array]) -> None: ...
+
+
 class Watches(Protocol):
     """Sees what others take of our cores, from when it is made."""
 
@@ -132,6 +140,7 @@ class Measuring:
     picture: Array | None = None  # a file: the backends get so many of it instead of tensors
     warm: bool = False  # they have run single images just now
     watch: Callable[[], Watches] = NotWatched
+    rows: Rows | None = None  # None: zeros
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
@@ -247,10 +256,14 @@ class Measuring:
             and not (len(times) >= effort.least_runs and _is_clear(times))
         ):
             times += runs.once()
+        if self.rows is not None:
+            self.rows.heard(images, runs.answer)
         return times
 
     def _runs(self, images: int, threads: _Threads) -> _Runs:
-        requests = sample(self._signature, images) if self.picture is None else {}
+        requests: dict[str, Array] = {}
+        if self.picture is None:
+            requests = sample(self._signature, images) if self.rows is None else self.rows.requests(images)
         pictures = [] if self.picture is None else [self.picture] * images
         return _Runs(self.backends, requests, pictures, images, self.now, self.synchronise, threads)
 
@@ -298,7 +311,8 @@ class _Runs:
         self._requests = requests
         self._pictures = pictures
         self._images = images
-        self._parts = [{name: array[:1].copy() for name, array in requests.items()}] * images
+        self.answer: Mapping[str, Array] = {}  # of the last run
+        self._parts = [{name: array[at : at + 1] for name, array in requests.items()} for at in range(images)]
         self._batches = [
             (backend, {name: array.copy() for name, array in requests.items()}) for backend in backends
         ]
@@ -336,12 +350,12 @@ class _Runs:
             for error in errors.values():
                 raise error
         elif gathers and isinstance(backend, Gathers):
-            backend.run_parts(self._parts, [1] * self._images, ())
+            self.answer = backend.run_parts(self._parts, [1] * self._images, ())
         else:
             if gathers:
                 for name, array in self._requests.items():
                     batch[name][...] = array
-            backend.run(batch, ())
+            self.answer = backend.run(batch, ())
         self._synchronise()
         return max(self._now() - start, 1e-9)
 

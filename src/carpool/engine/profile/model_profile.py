@@ -109,6 +109,16 @@ class StartTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchProof:
+    """Describes what comparing batches with single requests found. Both sentences empty: they are equal."""
+
+    rule: int = 0  # by which it was proven; 0: it was not
+    differs: str = ""  # why a batch is not what its requests are alone
+    off: float = 1.0  # by how much, as a share of the answer
+    untried: str = ""  # why that could not be found out
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """`points` are empty for a model that could not be run on zeros, and for a fake one."""
 
@@ -121,6 +131,7 @@ class Profile:
     elsewhere: bool = False  # another replica measured it, and a second look can follow in service
     started: StartTimes = field(default_factory=StartTimes)
     compiled: tuple[Point, ...] = ()  # of sizes that were compiled while it served; the others are plain
+    proof: BatchProof = BatchProof()
 
     @property
     def points(self) -> tuple[Point, ...]:

@@ -18,7 +18,8 @@ def signature_of(config: ModelConfig) -> Signature:
     def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims, t.optional) for t in tensors)
 
-    return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)
+    tensors = specs(config.inputs), specs(config.outputs)
+    return Signature(config.name, *tensors, config.max_batch or 0, unbatched=config.unbatched)
 
 
 def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:
