@@ -327,6 +327,40 @@ def test_an_insisted_task_is_named_or_refused(tmp_path: Path) -> None:
         assert words in error.value.message
 
 
+def test_a_claim_that_no_task_is_keeps_shapes_from_deciding(tmp_path: Path) -> None:
+    """Two labels and two maps would be masks, if the metadata did not say what they are."""
+    maps = {"output0": RANDOM.normal(0, 1, (2, 64, 64))}
+    file = head(tmp_path, maps, **ultralytics("flow", "x", "y"))
+    assert 'its metadata says task "flow", and no task here is that' in said(file).ask
+    assert "outputs" in vision(file, task="segment").assumed
+    file = head(tmp_path, maps)
+    config = {"architectures": ["VitPoseForPoseEstimation"], "id2label": {"0": "LABEL_0", "1": "LABEL_1"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "its metadata says VitPoseForPoseEstimation" in said(file).ask
+    config["architectures"] = ["DeiTForImageClassificationWithTeacher"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert vision(head(tmp_path, {"logits": RANDOM.normal(0, 1, 2)})).task == "classify"
+
+
+def test_which_class_the_first_label_is_of(tmp_path: Path) -> None:
+    """torchvision's detectors count from 1; others with the same outputs count from 0."""
+    outputs = {
+        "boxes": RANDOM.uniform(1, 60, (5, 4)),
+        "labels": RANDOM.integers(1, 3, 5),
+        "scores": RANDOM.random(5),
+    }
+    file = head(tmp_path, outputs)
+    names = tmp_path / "names.txt"
+    for lines, assumed in (("cat\ndog\n", True), ("__background__\ncat\ndog\n", False)):
+        names.write_text(lines)
+        assert ("labels" in vision(file, labels=names).assumed) == assumed
+    names.write_text("cat\ndog\n")
+    (tmp_path / "model.toml").write_text(
+        'file = "m.onnx"\nlabels = "names.txt"\n[detect]\nformat = "boxes_labels_scores"\n'
+    )
+    assert "labels" not in vision(file).assumed
+
+
 def test_a_format_in_the_settings_is_no_guess(tmp_path: Path) -> None:
     file = head(tmp_path, {"output": RANDOM.random((30, 9))}, 256)
     (tmp_path / "model.toml").write_text(

@@ -27,13 +27,14 @@ _TASKS = {  # Ultralytics' names of tasks, and ours
     **{task: task for task in ("detect", "segment", "classify", "pose", "obb", "depth")},
     "semantic": "segment",
 }
-_ARCHITECTURES = {  # how names of transformers' classes end
+_ARCHITECTURES = {  # what names of transformers' classes have in them
     "ForImageClassification": "classify",
     "ForObjectDetection": "detect",
     "ForSemanticSegmentation": "segment",
     "ForDepthEstimation": "depth",
     "VisionModelWithProjection": "embed",
 }
+_FOR = re.compile(r"[a-z0-9]For[A-Z]")  # a network with a head, of a kind that no task reads
 _SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class for nothing; others: sigmoids
 _FINDS_TEXT = re.compile(r"(?i).{0,60}(?:pp-?ocr|text)[a-z0-9._-]{0,20}[_-]det(?:[_-].{0,60})?")
 _PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,), "std": (0.5,)}
@@ -52,6 +53,7 @@ class Claims:
     activation: str | None = None
     keypoints: tuple[int, int] | None = None
     form: str = ""  # what the writer calls the task, where ours is wider
+    unread: str = ""  # what it says that the model is for, where no task of ours is that
     lines: tuple[str, ...] = ()  # what was found, in words
     layers: Mapping[str, Any] | None = None  # the values that the file's own first layers take
     doubts: tuple[str, ...] = ()  # settings of [image] that it leaves open, or contradicts itself about
@@ -177,6 +179,7 @@ def _ultralytics(entries: Mapping[str, str]) -> Claims:
         source="Ultralytics",
         task=known,
         form=task if task in ("semantic", "obb", "depth") else "",
+        unread="" if known else f'task "{" ".join(task.split())[:60]}"',
         labels=labels,
         size=size,
         image=image,
@@ -190,7 +193,7 @@ def _ultralytics(entries: Mapping[str, str]) -> Claims:
 
 def _transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Claims:
     architecture = str((config["architectures"] or [""])[0])[:100]
-    task = next((task for end, task in _ARCHITECTURES.items() if architecture.endswith(end)), None)
+    task = next((task for part, task in _ARCHITECTURES.items() if part in architecture), None)
     activation = None
     if task == "detect":
         activation = "softmax" if architecture.startswith(_SOFTMAX_DETECTORS) else "sigmoid"
@@ -203,6 +206,7 @@ def _transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) ->
         task=task,
         labels=labels,
         activation=activation,
+        unread=architecture if task is None and _FOR.search(architecture) else "",
         lines=(f"config.json of transformers: {architecture}, {len(labels)} labels",),
     )
     return _with_preprocessor(claims, preprocessor)

@@ -31,7 +31,14 @@ from carpool.vision.recognition import FLOATS, WRITTEN, WRITTEN_END, Facts, Outp
 _NUMBERS = (Datatype.UINT8, Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64, Datatype.UINT16)
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _COCO = 80  # classes
-_NOTHING = ("background", "no object", "no-object", "n/a", "nothing")  # the last label of a softmax, maybe
+_NOTHING = (
+    "background",
+    "__background__",
+    "no object",
+    "no-object",
+    "n/a",
+    "nothing",
+)  # the last label of a softmax, maybe
 _SIGMOID_DETRS = (80, 91, 365, 366)  # classes of detectors on COCO and Objects365
 _SOFTMAX_DETR = 92  # COCO's 91 numbers and one for nothing
 _IMAGENETS = (1000, 1001, 21_841, 21_843)
@@ -348,7 +355,16 @@ def _labelled(facts: Facts) -> Iterator[Reading]:
     settings = DetectSettings("boxes_labels_scores", normalized=normalized, boxes=form)
     whole = labels.spec.datatype not in FLOATS or tensorflow
     why = f"{boxes}, {labels} and {scores} are what it found"
-    yield Reading(Task.DETECT, settings, (boxes.spec, labels.spec, scores.spec), why, None, whole, ask)
+    specs = (boxes.spec, labels.spec, scores.spec)
+    assumed = _first_number(facts)
+    yield Reading(Task.DETECT, settings, specs, why, None, whole, ask, assumed)
+
+
+def _first_number(facts: Facts) -> tuple[str, ...]:
+    """Some detectors count their classes from 0 and others from 1, as torchvision's and TensorFlow's do,
+    where 0 is for nothing: only a label for that shows which it is."""
+    given = bool(facts.labels) and facts.labels != facts.claims.labels
+    return ("labels",) if given and facts.labels[0].strip().lower() not in _NOTHING else ()
 
 
 def _one(facts: Facts, rank: int, *words: str) -> OutputFact | None:
@@ -450,7 +466,8 @@ def _characters(facts: Facts) -> Iterator[Reading]:
     """Reads steps from left to right, and a value for each character and the blank, perhaps also for the
     space."""
     known = len(facts.labels)
-    if not known and not facts.insist:
+    alone = len(facts.outputs) == 1  # beside others it may be boxes, four numbers each
+    if not facts.insist and not (known and (alone or facts.claims.task == Task.READ)):
         return
     for one in facts.floats(2):
         steps, classes = one.shape

@@ -133,6 +133,9 @@ def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
     if facts.task is not None:
         return _as_declared(facts, [one for one in found if one.task == facts.task], evidence)
     claimed = facts.claims.task
+    if facts.claims.unread:
+        say = f"its metadata says {facts.claims.unread}, and no task here is that"
+        return Verdict(None, (*evidence, say), f"{say}; its outputs are {facts.in_words()}")
     if claimed is not None:
         found = [one for one in found if one.task == claimed]
         if not found:
@@ -175,7 +178,7 @@ def _as_declared(facts: Facts, found: list[Reading], evidence: list[str]) -> Ver
         if best.by_shape and family.certain and facts.form is None:
             say = f"{family.words}. Remove the task, and it is served with tensors"
             return Verdict(None, tuple(evidence), f"its outputs are {facts.in_words()}: {say}")
-    if best.by_shape and facts.form is None:
+    if (best.by_shape or facts.claims.unread) and facts.form is None:
         best = replace(best, assumed=("outputs", *best.assumed))
     return Verdict(best, (*evidence, best.why), best.ask)
 

@@ -173,6 +173,10 @@ _GUESSED: Mapping[str, tuple[str, str]] = {
         "compare its answers with those of its own code and set format in the task's table, or remove the "
         "task: it is then served with tensors",
     ),
+    "labels": (
+        "the first label is of class 0",
+        "begin the labels with a line for class 0 if the model counts from 1, and set format in [detect]",
+    ),
     "activation": ("its scores are made by that activation", "set activation in the task's table"),
     "normalized": ("its boxes are in pixels of the input", "set normalized = true or false in [detect]"),
 }

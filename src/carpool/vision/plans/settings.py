@@ -149,7 +149,8 @@ def _left_open(config: ModelConfig, task: str, reading: Reading | None) -> tuple
     if reading is None or not guesses(config):
         return ()
     table = getattr(config, task, None)
-    return tuple(name for name in reading.assumed if getattr(table, name, None) is None)
+    told = {"labels": "format"}  # what a format in the settings confirms, too
+    return tuple(name for name in reading.assumed if getattr(table, told.get(name, name), None) is None)
 
 
 def _without_a_picture(config: ModelConfig, signature: Signature, declared: str | None) -> Described:
