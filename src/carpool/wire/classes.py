@@ -25,12 +25,12 @@ class ClassifiedTensor(Tensor):
 
 
 def any_takes_long(asked: Sequence[RequestedOutput], outputs: Sequence[Tensor]) -> bool:
-    """Returns whether the classes that are asked for are better not found in a loop."""
+    """Returns whether the classes that are asked for are still to be found, and better not in a loop."""
     wanted = {output.name: output.classification for output in asked if output.classification}
     values = classes = 0
     for tensor in outputs if wanted else ():
         k, size = wanted.get(tensor.name, 0), tensor.data.size
-        if k:
+        if k and not isinstance(tensor, ClassifiedTensor):
             values += size
             classes += min(size, k * (tensor.shape[0] if tensor.shape else 1))
     return values > FEW_VALUES or classes > _FEW_CLASSES

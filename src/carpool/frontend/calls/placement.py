@@ -354,30 +354,41 @@ class RequestPlacement:
             call.cancel()
 
     def done(self, answer: Answer) -> None:
-        """Never raises: the door has nothing more to say of it."""
-        self.state = ANSWERING
-        self._done_at = monotonic()
-        for output in self.head.outputs:
-            if output.classification and answer.error is None:
-                self._classify(answer)
-                return
-        self._is_ready(answer)
-
-    def _classify(self, answer: Answer) -> None:
-        """Finds the classes that were asked for: of many values in a thread, where numpy looks through them
-        while the loop goes on."""
-        entry, asked = self.entry, self.head.outputs
-        batched = entry.signature.max_batch > 0
+        """Never raises: the door has nothing more to say of it. Called again when its classes were found."""
+        if self.state != ANSWERING:
+            self.state = ANSWERING
+            self._done_at = monotonic()
+        pictures, entry = self._pictures, self.entry
         try:
-            if not isinstance(answer, Made) and any_takes_long(asked, answer.outputs):
-                self.answer_takes_long()
-                work = partial(with_classes, asked, answer.outputs, entry.labels, batched=batched)
-                future = asyncio.wrap_future(self.service.threads.submit(work))
-                future.add_done_callback(partial(self._classified, answer))
-                return
-        except RuntimeError:  # no thread begins anything any more
-            answer.error = stopping()
-        self._is_ready(answer)
+            for output in self.head.outputs:
+                if output.classification and answer.error is None and self._classify(answer):
+                    return
+            in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
+            if (pictures is None and self._outlets is None) or in_parts:
+                if isinstance(pictures, RoutePicture) and answer.error is None:
+                    pictures.conclude()
+                self._finish(answer)
+            elif pictures is None or answer.error is not None:
+                self._put_out(answer)
+            else:
+                self._compose(pictures, answer)
+        except Exception as fault:
+            answer.error = CarpoolError(f"the server failed on this request: {type(fault).__name__}")
+            self.service.log.exception("request-failed", **self._what())
+            self._finish(answer)
+
+    def _classify(self, answer: Answer) -> bool:
+        """Finds the classes that were asked for, if there are many values to look through: in a thread, where
+        numpy does it while the loop goes on. Returns whether that is so."""
+        entry, asked = self.entry, self.head.outputs
+        if isinstance(answer, Made) or not any_takes_long(asked, answer.outputs):
+            return False
+        self.answer_takes_long()
+        batched = entry.signature.max_batch > 0
+        work = partial(with_classes, asked, answer.outputs, entry.labels, batched=batched)
+        future = asyncio.wrap_future(self.service.threads.submit(work))
+        future.add_done_callback(partial(self._classified, answer))
+        return True
 
     def _classified(self, answer: Answer, work: asyncio.Future[list[Tensor]]) -> None:
         error = stopping() if work.cancelled() else work.exception()
@@ -392,25 +403,7 @@ class RequestPlacement:
         if self.state == OVER:
             self._finish(answer)  # which gives back what it holds
         else:
-            self._is_ready(answer)
-
-    def _is_ready(self, answer: Answer) -> None:
-        """The model's outputs are there, and their classes if it takes long to find those."""
-        pictures, entry = self._pictures, self.entry
-        try:
-            in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
-            if (pictures is None and self._outlets is None) or in_parts:
-                if isinstance(pictures, RoutePicture) and answer.error is None:
-                    pictures.conclude()
-                self._finish(answer)
-            elif pictures is None or answer.error is not None:
-                self._put_out(answer)
-            else:
-                self._compose(pictures, answer)
-        except Exception as fault:
-            answer.error = CarpoolError(f"the server failed on this request: {type(fault).__name__}")
-            self.service.log.exception("request-failed", **self._what())
-            self._finish(answer)
+            RequestPlacement.done(self, answer)
 
     def _compose(self, pictures: SentPictures, answer: Answer) -> None:
         """Work out what the outputs mean, where that takes long in a thread."""
