@@ -260,6 +260,9 @@ class FakeDoor:
         memory = BodySlots(lambda size: self._allocate(size), lambda _size: self.left)  # may be compiled
         self.check_fits, self.slot = memory.check_fits, memory.slot
         self.first_slot, self.larger_slot = memory.first_slot, memory.larger_slot
+        self.reserved: list[tuple[int, str]] = []  # for answers, and for whom
+        self.rejection: CarpoolError | None = None  # of long bodies
+        self._large = memory.slot
         self.models = {(model.name, model.version): model for model in models}
         self.serving = True
         self.held = False
@@ -280,6 +283,12 @@ class FakeDoor:
         self.table = Table(bytearray(table_bytes(1))) if table is None else table
         self.listeners: list[Callable[[Catalog], None]] = []
         self.catalog = self._catalog()
+
+    def large_slot(self, size: int, answer: int, client: str, make_room: Callable[[], bool]) -> Slot:
+        if self.rejection is not None:
+            raise self.rejection
+        self.reserved.append((answer, client))
+        return self._large(size, make_room)
 
     def _catalog(self) -> Catalog:
         entries: dict[tuple[str, str], ModelEntry] = {}

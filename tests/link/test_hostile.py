@@ -28,6 +28,7 @@ from carpool.link.records import (
     MAX_SOURCES,
     MAX_TEMPLATES,
     OK,
+    PLACE,
     REGIONS,
     SOURCE,
     SUBMIT,
@@ -175,6 +176,10 @@ LIES = {
     "a file that begins elsewhere": file(inputs=x("UINT8", (8,), offset=8, size=8)),
     "a file and a tensor": file(inputs=x("UINT8", (8,), size=8) + x(name="z")),
     "a file beyond the arena": file() + submit(at=SIZE - 4),
+    "room for a call that has not asked for it": HOLD
+    + held()
+    + TO_ENGINE.pack(PLACE, 0, 1, 0, 0, 0, 4096, *[0.0] * 6, 0, 0, 0),
+    "room for no call": TO_ENGINE.pack(PLACE, 0, 9, 0, 0, 0, 4096, *[0.0] * 6, 0, 0, 0),
     "huge empty shape": template(key=2, inputs=x("UINT8", (0, 2**62), size=0)) + submit(),
 }
 

@@ -185,3 +185,34 @@ def test_a_slot_with_several_holders_is_free_when_the_last_lets_go() -> None:
     with pytest.raises(ValueError, match="released"):
         twin.share()
     assert take(memory, 100).offset == slot.offset
+
+
+def test_a_client_may_have_so_many_times_what_is_left_in_large_slots() -> None:
+    memory, size = arena(64 << 20), 4 << 20
+    mine = []
+    while memory.may_take("a", size):
+        slot = memory.allocate(size, "a")
+        assert slot is not None
+        mine.append(slot)
+    assert memory.large_of("a") == len(mine) * size == 48 << 20
+    assert memory.may_take("b", size)
+    assert not memory.may_take("a", 1 << 20, size), "together"
+    assert memory.may_take("a", 1 << 20, 1), "small ones do not count"
+    assert not memory.may_take("b", 1 << 60)
+    other = mine[0].share()
+    for slot in mine:
+        slot.release()
+    assert memory.large_of("a") == size, "somebody holds it"
+    other.release()
+    assert memory.large_of("a") == memory.bytes_used == 0
+
+
+def test_the_slot_of_an_answer_goes_with_its_body_until_somebody_takes_it() -> None:
+    memory = arena()
+    body, answer = take(memory, 4 * KIB), take(memory, 8 * KIB)
+    body.answer = answer
+    assert body.take_answer() is answer
+    assert body.take_answer() is None
+    body.answer = answer
+    body.release()
+    assert memory.bytes_used == 0

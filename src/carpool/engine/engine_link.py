@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from mmap import mmap
 from time import monotonic
@@ -25,10 +26,10 @@ from carpool.link import records
 from carpool.link.door import Catalog, ModelEntry, write_catalog
 from carpool.link.link_failures import write_failure
 from carpool.link.records import Fields, HeardSources, Outbox, ProtocolError, RecordReader, to_frontend
-from carpool.link.request_place import RequestPlace
+from carpool.link.request_place import RequestPlace, inline_size, put_inline
 from carpool.link.step_times import write_steps
 from carpool.link.templates import ServedTemplate, read_template
-from carpool.memory.arena import map_memory
+from carpool.memory.arena import LARGE, MOST_OF_ARENA, map_memory
 from carpool.observe.logs import logger
 from carpool.types import StepTiming, Timing
 
@@ -71,6 +72,8 @@ class Calls:
         self.bookings = LinkBookings(engine.pipelines.get, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
+        self._roomless: dict[int, tuple[Work, Outcome]] = {}
+        """Those with outputs that did not fit, until it is known where there is room, and they are there."""
         self.taken: list[Work] = []  # not submitted yet, all for one model:
         self._key = 0
 
@@ -172,7 +175,7 @@ class Calls:
         work = self._works.get(call)
         if work is not None and call not in self._cancelled:
             self._cancelled.add(call)
-            if work.route is not None:
+            if work.route is not None and call not in self._roomless:  # else it has run
                 work.route.cancel(work)
 
     def end(self) -> None:
@@ -180,6 +183,8 @@ class Calls:
         del self._memory
         self.outgoing.clear()
         self.bookings.end()
+        for call in self._roomless:
+            del self._works[call]
         for call in list(self._works):
             self.cancel(call)
 
@@ -202,6 +207,8 @@ class Calls:
             if not place.close():
                 self._loop.call_later(_WRITING_S, self._done, work, outcome)
                 return
+            if error is None and len(place.payload) > LARGE and self._asks_for_room(work, place, outcome):
+                return
             del self._works[call]
             if call in self._cancelled:
                 self._cancelled.discard(call)
@@ -222,6 +229,44 @@ class Calls:
         # gone, nor may what raised in its batch, whose frames hold its inputs.
         work.inputs, work.reads, work.held, work.parts = NO_INPUTS, None, None, None
         place.forget()
+
+    def _asks_for_room(self, work: Work, place: RequestPlace, outcome: Outcome) -> bool:
+        """Asks where outputs can be that did not fit their slot, unless they take most of the memory."""
+        call, size = place.call, inline_size(place.payload)
+        if place.form != records.INLINE or size > self._size // MOST_OF_ARENA or call in self._cancelled:
+            return False
+        self._roomless[call] = (work, outcome)
+        self._outbox.put(to_frontend(records.ROOM, call, records.OK, records.ROOM_SIZE.pack(size)))
+        return True
+
+    def placed(self, call: int, start: int, capacity: int) -> None:
+        """The front end has found room for outputs, or none: then `capacity` is 0."""
+        waiting = self._roomless.get(call)
+        place = None if waiting is None else waiting[0].place
+        if waiting is None or place is None or place.form != records.INLINE:
+            raise ProtocolError(f"room for call {call}, which has not asked for it")
+        if start + capacity > self._size or 0 < capacity < inline_size(place.payload):
+            raise ProtocolError(f"room for call {call} beyond the arena, or too little")
+        place.form = records.LISTED
+        if not capacity or call in self._cancelled:
+            place.payload = b"[]"
+            self._done_in_room(call, None if capacity else _no_room())
+            return
+        put = self._loop.run_in_executor(None, put_inline, place.payload, self._memory, start)
+        put.add_done_callback(lambda done: self._put(call, place, done))
+
+    def _put(self, call: int, place: RequestPlace, done: asyncio.Future[bytes]) -> None:
+        fault = None if done.cancelled() else done.exception()
+        if done.cancelled() or fault is not None:
+            self._done_in_room(call, ModelError(f"the outputs could not be written: {fault}"))
+            return
+        place.payload = done.result()
+        self._done_in_room(call, None)
+
+    def _done_in_room(self, call: int, error: CarpoolError | None) -> None:
+        work, outcome = self._roomless.pop(call)
+        if call in self._works:
+            self._done(work, outcome if error is None else replace(outcome, error=error))
 
     def _trouble(self, work: Work, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
         """Returns why outputs that the model gave cannot be sent, if they cannot."""
@@ -252,6 +297,10 @@ def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> 
     head = records.DONE, len(payload), place.call, status, form, timing.batch
     record = _pack_answer(*head, *spent, monotonic(), timing.number)
     return record + payload if payload else record
+
+
+def _no_room() -> Unavailable:
+    return Unavailable("there is no memory for the response; retry", reason="no-slots")
 
 
 def checked_details(details: bytes) -> bytes:
@@ -407,10 +456,8 @@ class EngineLink:
             if len(self._templates) >= records.MAX_TEMPLATES or number in self._templates:
                 raise ProtocolError(f"template {number} is out of order")
             self._templates[number] = read_template(payload, self._side.entries.get)
-        elif kind == records.READY:
-            self.calls.ready(number)
-        elif kind == records.CANCEL:
-            self.calls.cancel(number)
+        elif kind in (records.READY, records.CANCEL, records.PLACE):
+            self._obey_of_call(kind, number, fields)
         elif kind == records.SOURCE:
             self.calls.sources.hear(number, payload)
         elif kind == records.SEEN:
@@ -424,6 +471,14 @@ class EngineLink:
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
+
+    def _obey_of_call(self, kind: int, number: int, fields: Fields) -> None:
+        if kind == records.READY:
+            self.calls.ready(number)
+        elif kind == records.CANCEL:
+            self.calls.cancel(number)
+        else:
+            self.calls.placed(number, fields[5], fields[6])
 
     def _ask(self, number: int, payload: bytes) -> None:
         """Questions are answered in whatever order they end."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -41,9 +43,12 @@ from carpool.link.records import (
     OK,
     PART,
     PARTS,
+    PLACE,
     REACHES,
     READY,
     REGIONS,
+    ROOM,
+    ROOM_SIZE,
     SEEN,
     SPARE,
     STEP,
@@ -61,7 +66,7 @@ from carpool.link.records import (
 )
 from carpool.link.step_times import read_steps
 from carpool.link.templates import DeclaredOutputs, Template, Templates
-from carpool.memory.arena import ArenaSlot, Slot
+from carpool.memory.arena import LARGE, ArenaSlot, Slot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import Tensor, Timing
@@ -78,6 +83,7 @@ _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LONGEST_S = 1e9
 _LOST = "the engine stopped before it answered; retry"
 _pack = TO_ENGINE.pack
+_NO_TIMES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 
 class Asks(Protocol):
@@ -235,6 +241,8 @@ class FrontLink:
             return door.fail(call, door.trouble())
         if spare and not door.may_spare(entry, call):
             return door.fail(call, skipped(entry.name))
+        if type(slot) is not ArenaSlot:
+            return door.fail(call, _not_in_a_slot())
         try:
             if door.known.get(entry.key) is not entry or (
                 entry.decoupled and not ask.in_parts and not entry.writes
@@ -243,13 +251,17 @@ class FrontLink:
             template = self.templates.find(entry, head) or self._learn(entry, head)
             details = _details(head) if entry.signature.told else b""
             booking = b"" if booked is None else cast(RemoteBooking, booked).part(self, ask.step)
+            if template.extent > len(slot.view) - tail:
+                raise _not_in_a_slot()
+            # Without room for its outputs they come over the socket, which is slower but still an answer;
+            # long ones have room from the beginning, or are rejected.
+            size = template.capacity
+            short = size <= LARGE and slot.answer is None
+            find = door.arena.allocate if short else partial(door.answer_slot, slot, _client(hears))
+            output = None if ask.in_parts else find(size)
         except CarpoolError as error:
             return door.fail(call, error)
-        if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
-            return door.fail(call, CarpoolError("the tensors are not in a slot of this front end"))
-        call.template = template
-        # Without room for its outputs they come over the socket, which is slower but still an answer.
-        call.output = None if ask.in_parts else door.arena.allocate(template.capacity)
+        call.template, call.output = template, output
         try:
             self.submit(call, ask, details, booking)
             if booked is not None:  # whose promise holds
@@ -493,9 +505,28 @@ class FrontLink:
         start = 0 if call.output is None else call.output.offset
         return _bound(call, places, self._memory[start : start + room])
 
+    def _find_room(self, number: int, payload: bytes) -> None:
+        """An answer is there, and does not fit its slot: nothing is written to that any more."""
+        call = self._calls.get(number)
+        if call is None or call.in_parts or len(payload) != ROOM_SIZE.size:
+            raise ProtocolError(f"an answer of call {number}, which waits for none")
+        size: int = ROOM_SIZE.unpack(payload)[0]
+        output, call.output = call.output, None
+        if output is not None:
+            output.release()
+        if call.hears is not None:
+            call.template.capacity = max(call.template.capacity, size)  # for the next one
+            with suppress(Unavailable):
+                call.output = self._door.answer_slot(None, _client(call.hears), size)
+        output = call.output
+        at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
+        self._outbox.put(_pack(PLACE, 0, number, 0, 0, at, capacity, *_NO_TIMES))
+
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number, status = fields[0], fields[2], fields[3]
-        if kind == CATALOG:
+        if kind == ROOM:
+            self._find_room(number, payload)
+        elif kind == CATALOG:
             self._door.renewed(read_catalog(number, payload, self._door.known))
             self._outbox.put(to_engine(SEEN, number))
         elif kind == ANSWER:
@@ -518,6 +549,16 @@ def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
 
 def stalled() -> Unavailable:
     return Unavailable("the engine does not respond; retry later", reason="engine-stalled")
+
+
+def _not_in_a_slot() -> CarpoolError:
+    return CarpoolError("the tensors are not in a slot of this front end")
+
+
+def _client(hears: Hears) -> str:
+    """Returns whose account a request is charged to; empty for what the server asks itself."""
+    client = getattr(hears, "client", "")
+    return client if isinstance(client, str) else ""
 
 
 def _failed() -> CarpoolError:

@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, NotFound, Unavailable, Unsupported
 from carpool.frontend.front_link import Asks, FrontLink, RemoteBooking, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
 from carpool.link.door import Answer, Ask, Catalog, Hears, ModelEntry
-from carpool.memory.arena import Arena, BodySlots, check_fits
+from carpool.memory.arena import LARGE, MOST_OF_ARENA, Arena, ArenaSlot, BodySlots, MakeRoom, Slot, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
 
@@ -98,6 +98,52 @@ class RemoteDoor(BodySlots):
 
     def check_fits(self, size: int) -> None:
         check_fits(self.arena, size)
+
+    def large_slot(self, size: int, answer: int, client: str, make_room: MakeRoom) -> Slot:
+        arena = self.arena
+        self.check_fits(size)
+        reserved = answer if self._is_large(answer) else 0
+        while True:
+            if not arena.may_take(client, size, reserved):
+                raise self._has_its_part(client)
+            slot = arena.allocate(size, client)
+            if slot is not None and reserved:
+                slot.answer = arena.allocate(reserved, client)
+            if slot is not None and (slot.answer is not None or not reserved):
+                return slot
+            if slot is not None:
+                slot.release()
+            if not make_room():
+                raise Unavailable("all memory for request bodies is in use", reason="no-slots")
+
+    def answer_slot(self, slot: ArenaSlot | None, client: str, capacity: int) -> ArenaSlot | None:
+        """Returns a slot for the answer to what is in `slot`, where one may be reserved already. None where
+        there is no room: then the answer comes over the link. Raises `Unavailable` if it is too long for
+        that."""
+        reserved = None if slot is None else slot.take_answer()
+        if reserved is not None:
+            if reserved.capacity >= capacity:
+                return reserved
+            reserved.release()
+        large = self._is_large(capacity) and client != ""
+        if large and not self.arena.may_take(client, capacity):
+            raise self._has_its_part(client)
+        found = self.arena.allocate(capacity, client)
+        if found is None and large:
+            raise Unavailable("all memory for responses is in use", reason="no-slots")
+        return found
+
+    def _is_large(self, size: int) -> bool:
+        """Returns whether an answer has to have a slot: not where it is as long as most of the memory."""
+        return LARGE < size <= self.arena.size // MOST_OF_ARENA
+
+    def _has_its_part(self, client: str) -> Unavailable:
+        held = self.arena.large_of(client)
+        return Unavailable(
+            f"this client's requests hold {held} of the {self.arena.size} bytes for bodies and responses; "
+            "retry when one is answered",
+            reason="no-slots",
+        )
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""

@@ -402,6 +402,9 @@ class Door(Protocol):
         """Returns memory for a body. Raises `Unavailable` when all of it is in use, `TooLarge` when it never
         fits."""
 
+    def large_slot(self, size: int, answer: int, client: str, make_room: MakeRoom) -> Slot:
+        """Returns memory for a long body and its answer, counted for its client. Raises as `slot`."""
+
     def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
         """For a body that will take so many bytes, which are still to come: it may be shorter."""
 

@@ -32,6 +32,8 @@ RUN: Final = 13
 RAN: Final = 14
 BOOKING: Final = 15
 PART: Final = 16
+ROOM: Final = 17
+PLACE: Final = 18
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
@@ -45,6 +47,10 @@ AGAIN: Final = 8  # another server has refused it before
 STEP: Final = 16  # a step of a pipeline: its payload begins with the booking that it belongs to
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
 PARTS: Final = 64  # each piece that its model writes is to be told when it is there
+
+ROOM_SIZE = struct.Struct("<Q")
+"""How many bytes an answer takes that does not fit its slot. Its front end says where there is room for it,
+in the fields of a request for the output; a capacity of 0 is none."""
 
 STEP_PART = struct.Struct("<QQI")
 """The number of its booking, the pipeline's key and the number of the step."""

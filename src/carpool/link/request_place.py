@@ -70,7 +70,7 @@ class RequestPlace:
         self.capacity = capacity
         self.most = most
         self.form: int | None = None  # of the outputs; None until it ran
-        self.payload = b""
+        self.payload: bytes | bytearray = b""
         self.error: CarpoolError | None = None
         self.held = False  # the runner may still write there; of the loop's thread
         self._busy = False  # written by the thread that runs the batch only
@@ -113,7 +113,7 @@ class RequestPlace:
         payload = _inline(*self._lined_up(names, rows), min(self.most, MAX_PART_BYTES))
         if len(payload) > MAX_PART_BYTES:  # with the list of them
             raise ModelError(f"the outputs take more than the {MAX_PART_BYTES} bytes that a response may")
-        return payload
+        return bytes(payload)
 
     def _copied_as_declared(self, rows: Mapping[str, Array]) -> bool:
         places = self.template.places
@@ -163,22 +163,45 @@ class RequestPlace:
     def _write(self, places: Sequence[TensorPlace], buffers: Sequence[Buffer]) -> None:
         view = memoryview(self.memory)
         for place, buffer in zip(places, buffers, strict=True):
-            start = self.output + place.offset
-            view[start : start + place.size] = buffer
+            _put(buffer, view, self.output + place.offset)
         self.payload = list_places(places)
         self.form = LISTED
 
 
-def _inline(places: Sequence[TensorPlace], buffers: Sequence[Buffer], most: int) -> bytes:
+def _put(buffer: Buffer, view: memoryview, start: int) -> None:
+    """Copies a long one without the interpreter lock."""
+    size = len(buffer)
+    if size <= COPIED_AT_ONCE:
+        view[start : start + size] = buffer
+    else:
+        np.frombuffer(view, np.uint8, size, start)[:] = np.frombuffer(buffer, np.uint8)
+
+
+def put_inline(payload: bytes | bytearray, memory: mmap, start: int) -> bytes:
+    """Copies outputs that did not fit their slot to where there is room for them, without the interpreter
+    lock. Returns the list of them."""
+    first = 4 + int.from_bytes(payload[:4], "little")
+    _put(memoryview(payload)[first:], memoryview(memory), start)
+    return bytes(payload[4:first])
+
+
+def inline_size(payload: bytes | bytearray) -> int:
+    """Returns how many bytes the outputs in a payload take."""
+    return len(payload) - 4 - int.from_bytes(payload[:4], "little")
+
+
+def _inline(places: Sequence[TensorPlace], buffers: Sequence[Buffer], most: int) -> bytearray:
     head = list_places(places)
     size = end_of(places)
     if size > most:
         raise ModelError(f"the outputs take {size} bytes, more than the {most} that a response may")
-    payload = bytearray(len(head).to_bytes(4, "little") + head)
+    first = 4 + len(head)
+    payload = bytearray(first + size)
+    payload[:first] = len(head).to_bytes(4, "little") + head
+    view = memoryview(payload)
     for place, buffer in zip(places, buffers, strict=True):
-        payload += bytes(4 + len(head) + place.offset - len(payload))
-        payload += buffer
-    return bytes(payload)
+        _put(buffer, view, first + place.offset)
+    return payload
 
 
 def _tensor(name: str, rows: Mapping[str, Array], signature: Signature) -> Tensor:

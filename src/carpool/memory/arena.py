@@ -8,6 +8,10 @@ process lets go when that process has answered, or is dead. Slots come in
 classes of 4, 6, 8, 12, 16, 24 … KiB and go back to the list of their class, the last one released first, so
 that traffic keeps to memory that is already there and warm. Memory that no slot has used yet costs nothing.
 
+Large slots count for the client that they are for, which may have some times what is left: so one client
+cannot fill the memory, and small slots always find some. A long body and its answer have their slots from the
+beginning: what was taken is not refused when it was computed.
+
 When a class has nothing left, in this order: fresh memory, neighbours that are free joined into fresh memory,
 a free slot of a larger class. So a flood of one size cannot starve the others for longer than it lasts.
 """
@@ -23,6 +27,11 @@ from typing import Final, Protocol, TypeAlias
 
 from carpool.errors import TooLarge, Unavailable
 
+LARGE: Final = 1 << 20
+"""Bytes, above which a slot counts for its client, and an answer is never sent over a link."""
+MOST_OF_ARENA: Final = 4
+"""An answer that takes more than this part of the memory has no slot: it goes over the link."""
+_TIMES_THE_REST: Final = 3  # a client may have so many times what is left: alone, three quarters
 _SMALLEST_BITS: Final = 12
 _CLASSES: Final = 2 * (48 - _SMALLEST_BITS)
 _NOTHING = memoryview(b"")
@@ -78,10 +87,12 @@ class ArenaSlot:
     of its own from `share`, and the piece is free when all of them were released. Of the owner's thread.
     """
 
-    __slots__ = ("_arena", "_class", "_holders", "capacity", "offset", "view")
+    __slots__ = ("_arena", "_class", "_holders", "_owner", "answer", "capacity", "offset", "view")
 
-    def __init__(self, arena: Arena, number: int, offset: int, view: memoryview) -> None:
+    def __init__(self, arena: Arena, number: int, offset: int, view: memoryview, owner: str = "") -> None:
         self._arena: Arena | None = arena
+        self._owner = owner  # the client that it is for
+        self.answer: ArenaSlot | None = None  # for the answer to what is in it, until somebody takes it
         self._class = number
         self._holders: list[int] | None = None  # how many, in common; None: this one alone, as nearly always
         self.capacity = _SIZES[number]
@@ -95,7 +106,7 @@ class ArenaSlot:
         if self._holders is None:
             self._holders = [1]
         self._holders[0] += 1
-        other = ArenaSlot(self._arena, self._class, self.offset, self.view)
+        other = ArenaSlot(self._arena, self._class, self.offset, self.view, self._owner)
         other._holders = self._holders
         return other
 
@@ -105,6 +116,9 @@ class ArenaSlot:
         if arena is not None:
             self._arena = None
             self.view = _NOTHING
+            if self.answer is not None:
+                self.answer.release()
+                self.answer = None
             if self._holders is not None:
                 self._holders[0] -= 1
                 if self._holders[0]:
@@ -113,6 +127,13 @@ class ArenaSlot:
             arena.slots_used -= 1
             arena.bytes_used -= self.capacity
             arena._releases += 1
+            if self.capacity > LARGE:
+                arena._count(self._owner, -self.capacity)
+
+    def take_answer(self) -> ArenaSlot | None:
+        """Returns the slot for the answer, which is the caller's from here on."""
+        answer, self.answer = self.answer, None
+        return answer
 
 
 class Arena:
@@ -129,9 +150,12 @@ class Arena:
         self._attempts = 0  # that it would have helped, perhaps, since then
         self.slots_used = 0
         self.bytes_used = 0
+        self._large = 0  # bytes of large slots
+        self._of: dict[str, int] = {}  # of them, those of each client
 
-    def allocate(self, size: int) -> ArenaSlot | None:
-        """Returns a slot of at least `size` bytes, or None when there is no room for it now."""
+    def allocate(self, size: int, owner: str = "") -> ArenaSlot | None:
+        """Returns a slot of at least `size` bytes, or None when there is no room for it now. A large one
+        counts for its `owner`."""
         number = bisect_left(_SIZES, size)  # the smallest class that holds so much
         if number >= _CLASSES:
             return None
@@ -145,7 +169,29 @@ class Arena:
             number, offset = found
         self.slots_used += 1
         self.bytes_used += _SIZES[number]
-        return ArenaSlot(self, number, offset, self._view[offset : offset + size])
+        if _SIZES[number] > LARGE:
+            self._count(owner, _SIZES[number])
+        return ArenaSlot(self, number, offset, self._view[offset : offset + size], owner)
+
+    def may_take(self, owner: str, *sizes: int) -> bool:
+        """Returns whether a client may have large slots of these sizes besides those that it has."""
+        numbers = [bisect_left(_SIZES, size) for size in sizes if size > LARGE]
+        if any(number >= _CLASSES for number in numbers):
+            return False
+        mine = self._of.get(owner, 0) + sum(_SIZES[number] for number in numbers)
+        return not self._large or mine <= _TIMES_THE_REST * (self.size - self._large)
+
+    def large_of(self, owner: str) -> int:
+        """Returns the bytes of large slots that a client has."""
+        return self._of.get(owner, 0)
+
+    def _count(self, owner: str, size: int) -> None:
+        self._large += size
+        left = self._of.get(owner, 0) + size
+        if left:
+            self._of[owner] = left
+        else:
+            del self._of[owner]
 
     def left_with(self, size: int) -> float:
         """Returns how much of it would be free with so many bytes more in use, from 0 to 1."""

@@ -57,6 +57,18 @@ def declared_places(signature: Signature, wanted: Sequence[str], images: int) ->
     )
 
 
+def answer_size(signature: Signature, body: int) -> int:
+    """Returns the bytes that the outputs will take for so many bytes of inputs; as many again, where only the
+    model can tell."""
+    images = 1
+    fixed = all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)
+    if signature.max_batch and fixed:
+        each = sum(math.prod(spec.shape) * spec.datatype.size for spec in signature.inputs)
+        images = min(signature.max_batch, -(-body // max(1, each)))
+    places = declared_places(signature, (), images)
+    return body if places is None else end_of(places)
+
+
 _length = Struct("<Q")
 FILE_AT = _length.size
 """Where the file begins, in bytes from the start of the slot."""
@@ -96,7 +108,7 @@ def list_places(places: Sequence[TensorPlace]) -> bytes:
     return orjson.dumps([(p.name, p.datatype.value, p.shape, p.offset, p.size) for p in places])
 
 
-def read_places(payload: bytes | memoryview) -> list[TensorPlace]:
+def read_places(payload: bytes | bytearray | memoryview) -> list[TensorPlace]:
     """Returns what `list_places` wrote."""
     return [
         TensorPlace(name, DATATYPES[datatype], tuple(shape), offset, size)

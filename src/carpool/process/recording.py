@@ -175,6 +175,7 @@ class RecordingDoor:
         self.refuses = door.refuses
         self.slot = door.slot
         self.first_slot = door.first_slot
+        self.large_slot = door.large_slot
         self.larger_slot = door.larger_slot
         self.ask = door.ask
 

@@ -273,7 +273,7 @@ def _rows_of(template: ServedTemplate, outputs: Mapping[str, Array], first: int 
 def _outcome(place: RequestPlace) -> Outcome:
     if place.form is None:
         return Outcome(error=place.error)
-    return PlacedOutcome(ending=Ending(records.OK, place.form, place.payload))
+    return PlacedOutcome(ending=Ending(records.OK, place.form, bytes(place.payload)))
 
 
 def _layout(template: ServedTemplate, outputs: Mapping[str, Array]) -> tuple[list[_Part], int]:

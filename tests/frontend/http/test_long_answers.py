@@ -12,7 +12,8 @@ import numpy as np
 import orjson
 import pytest
 
-from carpool.frontend.http import long_answer
+from carpool.errors import Unavailable
+from carpool.frontend.http import long_answer, protocol
 from carpool.frontend.http.long_answer import LONG_ANSWER
 from carpool.types import Datatype, InferResponse, Tensor, TensorSpec
 from carpool.wire.codec import encode_response
@@ -44,6 +45,13 @@ def models() -> list[FakeModel]:
         FakeModel("two", ONE, [*y, *z], lambda _: {"y": VALUES, "z": VALUES}, max_batch=0),
         FakeModel("parts", ONE, y, many, max_batch=0, decoupled=True),
         echo("echo", Datatype.UINT8, max_batch=0),
+        FakeModel(
+            "halves",
+            [TensorSpec("x", Datatype.UINT8, (BYTES,))],
+            [TensorSpec("y", Datatype.UINT8, (BYTES // 2,))],
+            lambda inputs: {"y": inputs["x"][::2]},
+            max_batch=0,
+        ),
     ]
 
 
@@ -254,3 +262,47 @@ def test_nothing_is_written_in_a_thread_of_its_own(front: FrontEnd, monkeypatch:
     with front.connect() as client:
         assert ask(client, "wide").status == 200
     assert threads == {front.server.thread.ident}
+
+
+# ── long bodies ──
+
+
+def test_a_long_body_is_admitted_with_its_answer_for_its_client(front: FrontEnd) -> None:
+    with front.connect() as client:
+        assert client.post("/v2/models/echo/infer", bytes(BYTES), RAW).status == 200
+        assert front.door.reserved == [(BYTES, "127.0.0.1")], "as many again, where nobody knows"
+        assert client.post("/v2/models/halves/infer", bytes(BYTES), RAW).status == 200
+        assert front.door.reserved[1:] == [(BYTES // 2, "127.0.0.1")]
+        assert client.post("/v2/models/echo/infer", bytes(1000), RAW).status == 200
+        assert len(front.door.reserved) == 2, "short ones are not looked at"
+
+
+def test_a_rejected_long_body_is_read_past_when_it_may_come_again(
+    front: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    call_later = front.server.loop.call_later
+
+    def noting(delay: float, *rest: Any) -> Any:
+        if delay == protocol._RETRY_S:
+            waits.append(delay)
+            delay = 0.0
+        return call_later(delay, *rest)
+
+    with front.connect() as client:
+        front.door.rejection = Unavailable("no room", reason="no-slots")
+        shared = front.server.server._shared
+        monkeypatch.setattr(shared, "loop", Stub(noting))
+        rejected = client.post("/v2/models/echo/infer", bytes(BYTES), RAW)
+        assert (rejected.status, rejected.fields["retry-after"]) == (503, "1")
+        assert front.door.slots_in_use == []
+        assert waits == [1.0]
+        front.door.rejection = None
+        assert client.post("/v2/models/echo/infer", bytes(BYTES), RAW).status == 200
+
+
+class Stub:
+    """A loop that only calls later."""
+
+    def __init__(self, call_later: Any) -> None:
+        self.call_later = call_later

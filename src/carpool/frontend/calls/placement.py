@@ -28,7 +28,8 @@ from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import PictureJob, explained, stopping
 from carpool.link.door import Answer, Ask, Call, ModelEntry, Sender
-from carpool.memory.arena import Slot
+from carpool.memory.arena import LARGE, Slot
+from carpool.memory.layout import answer_size
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS
 from carpool.observe.counters import Row
 from carpool.types import RequestOptions, Tensor, Timing
@@ -152,7 +153,12 @@ class RequestPlacement:
         placed, size = head, head.tail_size
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
-        slot = self._slot = self.service.door.slot(size)
+        door = self.service.door
+        if size > LARGE:
+            answer = answer_size(self.entry.signature, size)
+            slot = self._slot = door.large_slot(size, answer, self.client, _no_room)
+        else:
+            slot = self._slot = door.slot(size)
         if head.tail_size <= _PUT_AT_ONCE or placed.regions:
             _put(pieces, slot.view)
             if placed.regions or (fetch is None and (checked or head.plain)):
@@ -467,6 +473,11 @@ class RequestPlacement:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
+
+
+def _no_room() -> bool:
+    """Cuts nobody off: these bodies are all here."""
+    return False
 
 
 def _put(pieces: Sequence[Buffer], view: memoryview) -> None:

@@ -43,7 +43,7 @@ from carpool.link.door import (
 )
 from carpool.link.step_times import Times, in_words, there
 from carpool.link.templates import DeclaredOutputs
-from carpool.memory.arena import Slot
+from carpool.memory.arena import LARGE, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import Datatype, StepTiming
@@ -363,6 +363,11 @@ class GrpcCall(ClientCall):
         self._reply(Failure(error, times))
 
 
+def _no_room() -> bool:
+    """Cuts nobody off: messages have no pace."""
+    return False
+
+
 class UnaryInfer:
     """Represents one call of ModelInfer. It begins when its head is here, before its message."""
 
@@ -379,13 +384,21 @@ class UnaryInfer:
         self._slot: Slot | None = None  # while the message comes
 
     def memory(self, size: int) -> memoryview | None:
-        """Returns a slot, if there are plenty: mostly the one tensor stays where it is in the message."""
-        if size < _WORTH_A_SLOT:
+        """Returns a slot, if there are plenty: mostly the one tensor stays where it is in the message. A long
+        message without room for it and its answer is rejected before it comes."""
+        rpc, door = self._rpc, self._service.door
+        if size < _WORTH_A_SLOT or rpc is None:
             return None
+        client = rpc.client if self._who is None else self._who.name
         try:
-            slot = self._service.door.first_slot(size, lambda: False)
-        except CarpoolError:
-            return None  # its tensors may still find one when they are here
+            if size > LARGE:
+                slot = door.large_slot(size, size, client, _no_room)
+            else:
+                slot = door.first_slot(size, _no_room)
+        except CarpoolError as error:
+            if size > LARGE:
+                self._service.end(rpc, error)
+            return None  # the tensors of others may still find one when they are here
         if len(slot.view) < size:
             slot.release()
             return None

@@ -39,7 +39,8 @@ from carpool.link.door import (
 )
 from carpool.link.step_times import Times, in_words, there
 from carpool.link.templates import DeclaredOutputs
-from carpool.memory.arena import Slot
+from carpool.memory.arena import LARGE, Slot
+from carpool.memory.layout import answer_size
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming
@@ -214,7 +215,12 @@ class InferRoute(ModelRoute[InferTarget]):
         if size > target.most_in_place:
             target.largest.check(size, target.most_in_place)
         # See `BodyIntake` for what the byte is for.
-        slot = self.service.door.first_slot(size + 1, exchange.make_room)
+        door, make_room = self.service.door, exchange.make_room
+        if size > LARGE:
+            answer = answer_size(target.entry.signature, size)
+            slot = door.large_slot(size + 1, answer, exchange.payer, make_room)
+        else:
+            slot = door.first_slot(size + 1, make_room)
         call = HttpCall(self, exchange, target, slot)
         return Receive(slot.view, call.received, call.more)
 

@@ -60,6 +60,8 @@ _CR: Final = 13
 
 _COPIED_TOGETHER: Final = 64 * KIB
 _WITHOUT_BODY = (204, 304)
+_UNAVAILABLE: Final = 503
+_RETRY_S = 1.0  # as such answers say
 _MOST_PIECES: Final = 512  # the kernel takes 1024 per call
 
 
@@ -73,7 +75,7 @@ class Connection:
     __slots__ = (
         "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_expected", "_finder", "_head", "_intake",
         "_keep", "_known", "_known_raw", "_long", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
-        "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled",
+        "_resting", "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled",
         "_transport", "_written", "stake",
     )  # fmt: skip
 
@@ -108,6 +110,7 @@ class Connection:
         # what is sent
         self._stalled = False  # the client does not read as fast as we answer
         self._long: deque[LongAnswer] | None = None  # the first is being written
+        self._resting = False  # what comes is not wanted, and not read yet
         self._written = 0  # bytes, ever
         self.stake: Stake | None = None  # of its client's account
 
@@ -369,7 +372,7 @@ class Connection:
 
     def _continue(self) -> None:
         """Go on with what was read ahead: after an answer, a write that got through, a turn of the others."""
-        if self._busy or self._phase >= LINGER:
+        if self._busy or self._resting or self._phase >= LINGER:
             return
         data, self._ahead = self._ahead, b""
         if data:
@@ -497,7 +500,7 @@ class Connection:
             full = intake.into is None and count >= len(self._scratch)  # else the next read goes elsewhere
             if full or self._shared.turns.left <= 0:
                 self._let_others_run()
-        unwanted = self._exchange is None or self._plan is None
+        unwanted = (self._exchange is None or self._plan is None) and not self._resting
         if unwanted and intake.chunks is None and not self._secure:
             intake.skip_in_kernel(self._borrowed.get())
             if intake.got >= intake.size:
@@ -551,8 +554,21 @@ class Connection:
         elif self._keep:
             self._intake.skip(cast(HttpHead, head))
             self._since = monotonic()
+            if status == _UNAVAILABLE and self._intake.size - self._intake.received > MIB:
+                self._rest()
         else:
             self._linger()
+
+    def _rest(self) -> None:
+        """Long bodies that were rejected are read past when they may come again, and no sooner: a client that
+        sends them again and again would take the time of those that were admitted."""
+        self._resting = True
+        self._transport.pause_reading()
+        self._shared.loop.call_later(_RETRY_S, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._continue()
 
     def _with_end(self, fields: bytes) -> bytes:
         """Adds what becomes of the connection, where its client would not expect that."""
