@@ -48,6 +48,7 @@ class Workshop:
     taken: CpuTaken = field(default_factory=CpuTaken)  # by others, while times are measured
     cache: str = "cache"
     shared: str = ""  # where replicas share profiles
+    restarted: bool = False  # the engine
 
     def read(self) -> CpuTaken:
         return self.taken
@@ -67,7 +68,8 @@ class Workshop:
             config = replace(with_promise(config, slo_ms)[0], slo_may_grow=grows)
         version = ModelVersion(1, self.folder / "1" / "model.onnx")
         told: list[str] = []
-        profiles = ProfileStore.of(self.folder.parent / self.cache, self.shared, SECRET, looks_again=True)
+        cache, restarted = self.folder.parent / self.cache, self.restarted
+        profiles = ProfileStore.of(cache, self.shared, SECRET, looks_again=True, restarted=restarted)
         loading = Loading(config, version, profiles, self.clock, watch=lambda: self)
         ready = loading.prepare(told.append)
         assert told
@@ -152,6 +154,18 @@ def test_a_profile_of_another_replica_that_does_not_fit_is_looked_into_later(
     assert events(caplog).count("profile-measured") == 1
     assert second.profile.provisional == "batches took 2 × what another replica measured"
     assert second.config.parameters[PROVISIONAL] == second.profile.provisional
+
+
+def test_a_restarted_engine_measures_nothing_although_the_machine_is_busy(
+    shop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "carpool"):
+        shop.prepare()
+        shop.factor, shop.restarted, measured = 3.0, True, shop.runs
+        second = shop.prepare()
+    assert events(caplog).count("profile-measured") == 1
+    assert shop.runs - measured <= 8  # a run or two of each instance and size
+    assert second.profile.provisional == "batches took 3 × what the last engine measured"
 
 
 def test_what_another_replica_says_is_believed_only_if_it_can_be(

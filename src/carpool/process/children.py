@@ -182,6 +182,7 @@ class EngineProcess:
             write_gate=gate_table.write,
             progress=self._progress,
             dropped=self._report_dropped,
+            restarted=self._first.body["restarted"],
             **begun,
         )
 

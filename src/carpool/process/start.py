@@ -42,16 +42,26 @@ from carpool.process.shared_settings import LogSettings, TraceSettings
 
 
 def engine_for(
-    paths: Sequence[str] | Sequence[Path], settings: ServerSettings, table: Table, **given: Any
+    paths: Sequence[str] | Sequence[Path],
+    settings: ServerSettings,
+    table: Table,
+    *,
+    restarted: bool = False,
+    **given: Any,
 ) -> Engine:
-    """Returns an engine with all that the server's settings say about models."""
+    """Returns an engine with all that the server's settings say about models. One that was `restarted` takes
+    the place of another, which died."""
     return Engine(
         *paths,
         slo_ms=settings.slo_ms,
         pictures=settings.pictures,
         table=table,
         profiles=ProfileStore.of(
-            settings.cache_dir, settings.shared_profiles, settings.cache_secret, looks_again=True
+            settings.cache_dir,
+            settings.shared_profiles,
+            settings.cache_secret,
+            looks_again=True,
+            restarted=restarted,
         ),
         device_memory_gb=settings.device_memory_gb,
         on_demand=settings.on_demand,
@@ -86,6 +96,7 @@ async def engine(
     progress: StartProgress,
     dropped: Callable[[int], None],
     begun: Child | None = None,
+    restarted: bool = False,
 ) -> tuple[EngineSide, Callable[[], Coroutine[Any, Any, None]]]:
     """Front ends can be attached from here on; the function loads the models. `begun` is what was started
     before: the zygote."""
@@ -97,7 +108,7 @@ async def engine(
         stall_changed=lambda: host.engine.look_at_instances(),
         zygote=begun,
     )
-    make = partial(engine_for, paths, settings, table, block=mine, host=runner)
+    make = partial(engine_for, paths, settings, table, restarted=restarted, block=mine, host=runner)
     host = EngineHost(make, write_gate, runner)
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     desk = add_questions(host, settings)

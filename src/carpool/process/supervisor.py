@@ -285,7 +285,7 @@ class Supervisor:
         shared = [self._table_fd, self._gates_fd, self._pulses_fd]
         if post.kind is None:
             names = {"begin": self._begin_engine, "start": self._start_engine}
-            self._brief(child, post, shared, **names, paths=self._paths)
+            self._brief(child, post, shared, **names, paths=self._paths, restarted=post.was_up)
         else:
             listening, counts = post.listening()
             files = [post.arena, *shared, *listening]

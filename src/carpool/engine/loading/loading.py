@@ -494,7 +494,8 @@ class Loading:
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
         if kept.elsewhere and max(off, 1 / off) <= (_STILL_TRUE if too_slow else _SURELY_FALSE):
-            return opened, _as_elsewhere(kept, off), curve
+            whose = "another replica" if self._profiles is None else self._profiles.whose
+            return opened, _as_elsewhere(kept, off, whose), curve
         if kept.provisional and not busy.why:
             log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)
             close_all(opened)
@@ -648,15 +649,16 @@ class Loading:
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
 
 
-def _as_elsewhere(kept: Profile, off: float) -> Profile:
-    """Returns a profile that another replica of the same hardware measured, which is not measured again
-    before this one serves. Where it does not fit, that is looked into in service, once the machine is
-    calm."""
+def _as_elsewhere(kept: Profile, off: float, whose: str) -> Profile:
+    """Returns a profile that another replica of the same hardware measured, or this server's engine before it
+    was restarted. It is not measured again before this one serves. Where it does not fit, that is looked into
+    in service, once the machine is calm."""
     log.debug("profile-reused", ratio=round(off, 3), of=kept.measured_at, elsewhere=True)
-    said = f"Another replica's profile of {kept.measured_at} was used: batches take {off:.3g} × what it says."
+    said = f"{whose[0].upper()}{whose[1:]}'s profile of {kept.measured_at} was used: batches take "
+    said += f"{off:.3g} × what it says."
     doubt = kept.provisional
     if max(off, 1 / off) > _STILL_TRUE:
-        doubt = f"batches took {off:.3g} × what another replica measured"
+        doubt = f"batches took {off:.3g} × what {whose} measured"
     return replace(kept, reused=said, measured=replace(kept.measured, provisional=doubt), elsewhere=False)
 
 

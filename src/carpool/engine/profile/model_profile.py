@@ -331,9 +331,17 @@ class ProfileStore:
     measured lies in `shared`."""
 
     def __init__(
-        self, cache_dir: Path | None, shared: SharedFiles | None = None, *, looks_again: bool = False
+        self,
+        cache_dir: Path | None,
+        shared: SharedFiles | None = None,
+        *,
+        looks_again: bool = False,
+        restarted: bool = False,
     ) -> None:
-        """`looks_again`: models are measured a second time in service, where a profile is in doubt."""
+        """`looks_again`: models are measured a second time in service, where a profile is in doubt.
+        `restarted`: an engine of this server has just served by these profiles, and clients wait."""
+        self._restarted = restarted and looks_again
+        self.whose = "the last engine" if self._restarted else "another replica"
         self.cache_dir = cache_dir
         self._own = own = None if cache_dir is None else ProfileFolder(cache_dir / "profiles")
         self._places: list[SharedFiles] = [place for place in (own, shared) if place is not None]
@@ -343,12 +351,19 @@ class ProfileStore:
 
     @classmethod
     def of(
-        cls, cache_dir: Path | None, shared: str = "", secret: str = "", *, looks_again: bool = False
+        cls,
+        cache_dir: Path | None,
+        shared: str = "",
+        secret: str = "",
+        *,
+        looks_again: bool = False,
+        restarted: bool = False,
     ) -> ProfileStore | None:
         """Returns None where nothing is to be kept."""
         if cache_dir is None and not shared:
             return None
-        store = cls(cache_dir, shared_files(shared, secret) if shared else None, looks_again=looks_again)
+        places = shared_files(shared, secret) if shared else None
+        store = cls(cache_dir, places, looks_again=looks_again, restarted=restarted)
         if shared:
             store.why_no_artifacts = why_not_shared(shared, secret)
             store.artifacts = None if store.why_no_artifacts else SharedArtifacts.of(shared, secret)
@@ -374,7 +389,9 @@ class ProfileStore:
             document = json.loads(data)
             if document["key"] != key:
                 raise ValueError("it was made for something else")
-            return replace(read_profile(document["profile"]), elsewhere=place is self._shared)
+            return replace(
+                read_profile(document["profile"]), elsewhere=self._restarted or place is self._shared
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             where = f"{place.where}/{name}"
             log.warning("profile-unreadable", file=where, error=f"{type(error).__name__}: {error}")
