@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -25,7 +25,12 @@ class Memory:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._began = monotonic()
         self.now = 0.0
+
+    def time(self) -> float:
+        """Returns the time as the counters have it, moved."""
+        return self._began + self.now
 
     def used(self) -> int:
         return len(self._stage.open) * 10**9
@@ -33,8 +38,7 @@ class Memory:
 
 async def started(folder: Path, stage: Stage, gigabytes: float = 2.5) -> tuple[Engine, Memory]:
     engine, memory = Engine(folder, on_demand=True), Memory(stage)
-    clock: Callable[[], float] = lambda: memory.now  # noqa: E731
-    engine.on_demand = OnDemand(engine.control, engine.fleet, gigabytes, now=clock, used=memory.used)
+    engine.on_demand = OnDemand(engine.control, engine.fleet, gigabytes, now=memory.time, used=memory.used)
     await engine.start(patient=True)
     return engine, memory
 
@@ -88,6 +92,28 @@ def test_the_least_lately_asked_makes_room_once_it_has_stayed(tmp_path: Path, st
         memory.now = 22.0
         assert await ask(engine, "b") == 1.0, "and is loaded again"
         assert loaded(engine) == ["b", "c"]
+        await engine.stop()
+
+    run(story())
+
+
+def test_one_in_use_stays_for_a_while_longer(tmp_path: Path, stage: Stage) -> None:
+    three(tmp_path)
+
+    async def story() -> None:
+        engine, memory = await started(tmp_path, stage, 1.5)
+        await ask(engine, "a")
+        engine.on_demand._known["b"].bytes = 10**9  # type: ignore[union-attr]
+        for now, wait in ((30.0, 4.7), (58.0, 2.0)):  # it is asked all the time, and has stayed for long
+            memory.now = now
+            engine.find("a").counters.last_used = memory.time() - 0.3
+            with pytest.raises(Unavailable, match="no room for b") as refused:
+                await ask(engine, "b")
+            assert refused.value.retry_after_s == pytest.approx(wait, abs=0.01)
+        memory.now = 60.0
+        engine.find("a").counters.last_used = memory.time() - 0.3
+        assert await ask(engine, "b") == 1.0
+        assert loaded(engine) == ["b"]
         await engine.stop()
 
     run(story())

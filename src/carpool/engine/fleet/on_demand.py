@@ -35,6 +35,8 @@ log = logger("engine")
 
 _SHORTEST_STAY_S = 10.0
 _TIMES_ITS_LOAD = 4.0  # as long as loading it took, it stays at least
+_IN_USE_S = 5.0  # since it was asked last: it stays for longer, and another waits for it
+_MOST_STAYS = 6.0  # times its stay: then it goes also while it is in use, for others are asked, too
 _AGAIN_S = 10.0  # after a load that failed
 _LONGEST_AGAIN_S = 300.0
 _SHARE = 0.8  # of the memory that is free at the start, where nobody says how much models may take
@@ -57,6 +59,11 @@ class Known:
     @property
     def stay(self) -> float:
         return max(_SHORTEST_STAY_S, _TIMES_ITS_LOAD * self.seconds)
+
+    def stays_until(self, last_used: float) -> float:
+        """Returns when it may go: it has stayed, and is not in use. That holds up others for a while only."""
+        in_use = min(last_used + _IN_USE_S, self.loaded_at + _MOST_STAYS * self.stay)
+        return max(self.loaded_at + self.stay, in_use)
 
 
 class OnDemand:
@@ -204,10 +211,10 @@ class OnDemand:
         now = self._now()
         spared = {for_one, *self._known[for_one].asks} if for_one else ()
         last = {
-            name: max(served.counters.last_used for served in versions)
+            name: _last_used(versions)
             for name, versions in self._loaded(on_device).items()
             if all(served.runtime.idle for served in versions)
-            and (for_one or now >= self._known[name].loaded_at + self._known[name].stay)
+            and (for_one or now >= self._known[name].stays_until(_last_used(versions)))
             and name not in spared
         }
         if not last:
@@ -229,8 +236,8 @@ class OnDemand:
     def _until_room(self, known: Known) -> float:
         """Seconds until as many as are in the way have stayed for long enough."""
         ends = sorted(
-            (one.loaded_at + one.stay, one.bytes)
-            for one in (self._known[name] for name in self._loaded(False))
+            (self._known[name].stays_until(_last_used(versions)), self._known[name].bytes)
+            for name, versions in self._loaded(False).items()
         )
         missing, at = self._held() + known.bytes - self._most, self._now()
         for end, size in ends:
@@ -238,6 +245,10 @@ class OnDemand:
                 break
             missing, at = missing - size, end
         return max(1.0, at - self._now())
+
+
+def _last_used(versions: Sequence[Served]) -> float:
+    return max(served.counters.last_used for served in versions)
 
 
 def _is_on_device(config: ModelConfig) -> bool:
