@@ -536,7 +536,7 @@ def test_a_load_that_has_not_begun_is_shared_and_one_under_way_is_followed(
     run(story())
 
 
-def test_unloading_does_not_wait_for_the_load_of_another(tmp_path: Path, stage: Stage) -> None:
+def test_unloading_does_not_wait_for_a_load(tmp_path: Path, stage: Stage) -> None:
     model(tmp_path, v1=1.0)
     model(tmp_path, "slow", v1=2.0)
 
@@ -548,11 +548,10 @@ def test_unloading_does_not_wait_for_the_load_of_another(tmp_path: Path, stage: 
             await until(lambda: stage.waiting)
             await engine.unload("m")
             assert not loading.done()
-            unloading = asyncio.ensure_future(engine.unload("slow"))  # this one has to
-            await some_turns()
-            assert not unloading.done()
+            await engine.unload("slow")  # nor for its own, which is given up
+            with pytest.raises(Unavailable, match="unloaded before"):
+                await loading
             stage.loading.set()
-            await asyncio.gather(loading, unloading)
             await until(lambda: stage.open == [])
 
     run(story())
@@ -573,6 +572,33 @@ def test_a_caller_that_leaves_does_not_stop_the_load(tmp_path: Path, stage: Stag
             stage.loading.set()
             await until(lambda: stage.open == [2.0])
             assert await ask(engine) == 2.0
+
+    run(story())
+
+
+def test_unloading_and_a_server_that_stops_soon_give_up_a_load(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, v1=1.0)
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        await engine.start()
+
+        async def stop_soon() -> None:
+            engine.control.give_up_loads()
+
+        for end, why in ((lambda: engine.unload("m"), "unloaded before"), (stop_soon, "stopping")):
+            weights(tmp_path, "m", 1, 2.0)
+            stage.hold_loads()
+            loading = asyncio.ensure_future(engine.load("m"))
+            await until(lambda: stage.waiting)
+            await end()  # although the load never ends
+            with pytest.raises(Unavailable, match=why):
+                await loading
+            stage.loading.set()
+            stage.waiting.clear()
+        with pytest.raises(Unavailable, match="stopping"):
+            await engine.load("m")
+        await engine.stop()
 
     run(story())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from backends import onnx_models
 from cache.redis_server import redis_server
 from carpool.backends.backend import Placement
 from carpool.config.fingerprint import PROVISIONAL
@@ -30,6 +32,7 @@ from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array
 from engine.timed import Clock, Timed
+from waiting import until
 
 SECRET = "sixteen characters"
 
@@ -154,6 +157,26 @@ def test_a_profile_of_another_replica_that_does_not_fit_is_looked_into_later(
     assert events(caplog).count("profile-measured") == 1
     assert second.profile.provisional == "batches took 2 × what another replica measured"
     assert second.config.parameters[PROVISIONAL] == second.profile.provisional
+
+
+def test_a_load_of_a_graph_without_an_end_ends_when_it_is_given_up(tmp_path: Path) -> None:
+    file = onnx_models.endless(tmp_path / "m" / "1" / "model.onnx")
+    config = ModelConfig(name="m", path=tmp_path / "m", backend="onnxruntime")
+    loading = Loading(config, ModelVersion(1, file), None)
+    errors: list[Exception] = []
+
+    def load() -> None:
+        try:
+            loading.prepare(lambda _: None)
+        except ModelError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    until(lambda: len(loading._opened) > 0, "an instance is open, and soon runs")
+    loading.abort()
+    thread.join()
+    assert [error.reason for error in errors] == ["aborted"]
 
 
 def test_a_restarted_engine_measures_nothing_although_the_machine_is_busy(

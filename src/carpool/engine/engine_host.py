@@ -142,6 +142,10 @@ class EngineHost(Publisher):
         self._ready = ready
         self.publish()
 
+    def give_up_loads(self) -> None:
+        """Begin no load any more, and end those under way: it is about to stop."""
+        self.engine.control.give_up_loads()
+
     def publish(self) -> None:
         fleet = self.engine.fleet
         self._entries = {

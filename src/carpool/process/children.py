@@ -121,7 +121,7 @@ class EngineProcess:
         self._settings = settings
         self._side: EngineSide | None = None
         self._early: list[Message] = []
-        self._was_ready = False
+        self._was_ready = self._has_opened = False
         self._leaves = False  # it is about to stop: not ready any more, whatever it loads
         self._logging: Mapping[str, Any] = {}
         self._loop = asyncio.get_running_loop()
@@ -164,6 +164,7 @@ class EngineProcess:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(side.everyone_saw(side.engine.catalog.number), _CATALOGUE_S)
         spare_the_collector()
+        self._has_opened = True
         self._control.send("up")  # before anybody can see that it is
         side.engine.set_ready(not self._leaves)
         self._report(side.engine.catalog)
@@ -205,6 +206,9 @@ class EngineProcess:
                 self._leaves = True
                 if self._side is not None:
                     self._side.engine.set_ready(False)
+            elif message.word == "stopping":
+                if self._side is not None and self._has_opened:
+                    self._side.engine.give_up_loads()
             elif self._side is None:
                 self._early.append(message)
             else:

@@ -174,6 +174,7 @@ async def serve(
     finally:
         door.drain()
         host.set_ready(False)
+        host.give_up_loads()
         within = settings.drain_s
         ends = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
         cut_off, _ = await asyncio.gather(ends, host.drain(within + _LAST_MOMENT_S))

@@ -372,6 +372,8 @@ class Supervisor:
                 self._engine.child.control.send("lame-duck")
             await asyncio.sleep(self._settings.lame_duck_s)
         self._stopping.set()
+        if self._engine.child is not None:
+            self._engine.child.control.send("stopping")
         for post in self._posts:
             post.close()
         total = self._settings.drain_s

@@ -161,6 +161,8 @@ class ModelControl:
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
         self.closed = False
+        self._stops = False
+        self._loads_under_way: dict[str, asyncio.Task[None]] = {}  # by model: what loads it now
         self._on_demand = on_demand  # what is not loaded will be, when somebody asks
         self.steps = EnsembleSteps(self)
 
@@ -236,13 +238,17 @@ class ModelControl:
             task = self._follow(name, lambda: self._load_checked(name, override, progress, checks))
             if override is None:
                 self._unbegun[name] = task
-        await _outcome(task)
+        await self._outcome(task)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Stop offering a model, if it is loaded; it is freed when its last rider has left. So are ensembles
-        that need it. With `dependents`, and if it is an ensemble, its steps too, unless others need them."""
+        that need it. With `dependents`, and if it is an ensemble, its steps too, unless others need them.
+
+        A load of it that is under way is given up: it may have no end."""
         steps = self.steps.of(name) if dependents else ()
-        await _outcome(self._follow(name, lambda: self._unload(name)))
+        if (loading := self._loads_under_way.get(name)) is not None:
+            loading.cancel()
+        await self._outcome(self._follow(name, lambda: self._unload(name)))
         for step in steps:
             if not self.steps.needing(step):
                 await self.unload(step, dependents=True)
@@ -270,9 +276,15 @@ class ModelControl:
             except CarpoolError as error:
                 log.debug("not-followed", model=name, error=error.message)  # the index has it too
 
+    def give_up_loads(self) -> None:
+        """The server stops soon: a load is of no use any more, and clients that wait for one hold it up."""
+        self._stops = True
+        for task in self._loads_under_way.values():
+            task.cancel()
+
     async def close(self) -> None:
         """Take no more orders, and give up what is under way."""
-        self.closed = True
+        self.closed = self._stops = True
         tasks = list(self.under_way.values())
         for task in tasks:
             task.cancel()
@@ -280,10 +292,22 @@ class ModelControl:
         for model in self.models.values():
             model.now_serves({})
 
+    async def _outcome(self, task: asyncio.Task[None]) -> None:
+        """Waits for a task that goes on when its caller does not; also when it was given up."""
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            if self._stops:
+                raise _stopping() from None
+            why = "the model was unloaded before its load had ended"
+            raise Unavailable(why, reason="unloading") from None
+
     def _follow(self, name: str, operation: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Do this after whatever else was asked of the same model, whether or not the caller waits."""
-        if self.closed:
-            raise Unavailable("the server is stopping", reason="stopping")
+        if self._stops:
+            raise _stopping()
         before = self.under_way.get(name)
         self._unbegun.pop(name, None)
 
@@ -310,6 +334,9 @@ class ModelControl:
     ) -> None:
         if self._unbegun.get(name) is asyncio.current_task():
             del self._unbegun[name]
+        task = asyncio.current_task()
+        if task is not None:
+            self._loads_under_way[name] = task
         checks = checks or Checks([name])
         try:
             model = await self._model_to_load(name, override)
@@ -323,6 +350,7 @@ class ModelControl:
                 model.loading = ()
                 self._fleet.publish()
         finally:
+            self._loads_under_way.pop(name, None)
             checks.passed(name)
 
     async def _model_to_load(self, name: str, override: Override | None) -> ModelState:
@@ -478,11 +506,5 @@ class ModelControl:
         self._fleet.swap((), going)
 
 
-async def _outcome(task: asyncio.Task[None]) -> None:
-    """Waits for a task that goes on when its caller does not; also when it was given up."""
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if task.cancelled():
-            raise Unavailable("the server is stopping", reason="stopping") from None
-        raise
+def _stopping() -> Unavailable:
+    return Unavailable("the server is stopping", reason="stopping")

@@ -10,6 +10,7 @@ from functools import partial
 from math import inf, isinf
 from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 from carpool import backends
 from carpool.backends.backend import (
@@ -204,6 +205,8 @@ class Loading:
         self._finish: Finish | None = None
         self._weights: object = None  # of the instance that was tried, for the first one that serves
         self._told: dict[str, str] = {}  # what it was recognised as, by parameter
+        self._opened: WeakSet[Backend] = WeakSet()
+        self._aborted = False
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def check(self) -> None:
@@ -400,6 +403,8 @@ class Loading:
         plain: bool = False,
     ) -> Backend:
         """Returns one more instance; how many threads it has was found out at the first."""
+        if self._aborted:
+            raise self._given_up()
         threads = self.threads or backends.default_threads(count, usable_cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
@@ -408,7 +413,20 @@ class Loading:
         placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
         backend = backends.load(self._config, self._version, placement)
         self._weights = None
+        self._opened.add(backend)
+        if self._aborted:
+            backend.close()
+            raise self._given_up()
         return backend
+
+    def abort(self) -> None:
+        """Ends from another thread what this one runs: it is not wanted any more, and may have no end."""
+        self._aborted = True
+        for backend in list(self._opened):
+            backend.abort()
+
+    def _given_up(self) -> CarpoolError:
+        return ModelError(f"{self._config.name}: the load was given up", reason="aborted")
 
     def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
         self.threads = layout.threads

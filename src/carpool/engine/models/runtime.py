@@ -287,11 +287,17 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         self._closed = True
         for task in list(self._replacing):
             task.cancel()
-        if self._driver is not None:
+        if self._driver is None:
+            if isinstance(self.loading, Loading):
+                self.loading.abort()  # its thread may be in a run that has no end
+        else:
             idle = self._driver.idle
             executors = self._close_driver(self._driver)
             if idle or self.served.writes:  # else a thread is stuck in the model: nobody should wait for it
                 await asyncio.to_thread(join_all, executors)
+            else:
+                for executor in executors:
+                    executor.abort()
         self._loader.shutdown(wait=False)
 
     def _close_driver(self, driver: DriverT) -> Sequence[Any]:
