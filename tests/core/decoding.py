@@ -37,11 +37,10 @@ class DecodingSimulation(Simulation):
         self._sequence = 0
 
     def _refused(self, job: Job, now: float) -> bool:
-        job.ready_at = now + self.forecast.seconds(1.0, now)
+        job.ready_at = now + self.forecast.seconds(1.0, float(len(self._waiting)), now)
         if self.scheduler.offer(job, now, ready=False) is not None:
             return True
         self._sequence += 1
-        self.forecast.joined(1.0)
         heappush(self._waiting, (job.deadline, self._sequence, job, now, job.ready_at - now))
         self._start(now)
         return False
@@ -52,7 +51,7 @@ class DecodingSimulation(Simulation):
             super()._advance(at, look_again)
             _, _, job, joined, foreseen, began = heappop(self._decoding)
             self.forecast.ended(1.0, at - began)
-            self.forecast.came_true(foreseen, at - joined, at)
+            self.forecast.came_true(1.0, foreseen, at - joined, at)
             self.decoded.append(job)
             self._start(at)
             self.scheduler.ready(job, at)
@@ -61,10 +60,8 @@ class DecodingSimulation(Simulation):
 
     def _act(self, now: float) -> float | None:
         look_again = super()._act(now)
-        gone = [entry for entry in self._waiting if entry[2].payload.given_up]
-        for _ in gone:  # who waits to be decoded need not be; who is being decoded goes on, for nothing
-            self.forecast.left(1.0)
-        if gone:
+        if any(entry[2].payload.given_up for entry in self._waiting):
+            # What waits to be decoded need not be; what is being decoded goes on, for nothing.
             self._waiting = sorted(entry for entry in self._waiting if not entry[2].payload.given_up)
         return look_again
 

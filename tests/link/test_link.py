@@ -663,13 +663,20 @@ def test_more_sources_than_have_numbers_are_still_told_apart() -> None:
 def test_who_pays_is_the_holder_of_a_key_or_else_an_address() -> None:
     heard = records.HeardSources()
     said = records.SaidSources(lambda record: heard.hear(*_of_source(record)))
-    number = said.number
-    assert heard.source(number("", payer="192.0.2.1")) == ("", "", 1.0, "192.0.2.1")
+
+    def number(name: str, holder: str = "", weight: float = 1.0, payer: str = "") -> int:
+        return said.number(records.Source(name, holder, weight, payer))
+
+    unnamed = Sender().paid_by("192.0.2.1")
+    assert heard.source(number("", payer=unnamed.payer)) == ("", "", 1.0, unnamed.lane)
     assert heard.source(number("gate", payer="2001:db8::/64")) == ("gate", "", 1.0, "2001:db8::/64")
     assert heard.source(number("alice/gate", "alice", 2.0)) == ("alice/gate", "alice", 2.0, "alice")
     assert heard.source(number("gate")) == ("gate", "", 1.0, "")
-    assert number("", payer="192.0.2.1") == 1, "it is said once"
+    assert number("", payer=unnamed.payer) == 1, "it is said once"
     assert heard.source(number("")) == ("", "", 1.0, "")
+    for address in range(records.MAX_SOURCES + 10):
+        assert number("", payer=f"\0{address}") != 0, "however many there are"
+    assert len(said.known) == len(heard.known) - 1 == records.MAX_SOURCES
 
 
 def _of_source(record: bytes) -> tuple[int, bytes]:

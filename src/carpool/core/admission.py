@@ -42,7 +42,9 @@ def gate(
         wait = _wait_of_coming(core, instance, job, batch, wait, now)
         own = curve.times[min(batch, lane.waiting % batch + job.images)]
         job.foreseen = now + wait + instance.speed.mean * own
-        spare = min(core.doubt.at(now), slo - 2 * instance.speed.mean * curve.times[1])
+        spare = min(
+            (lane.doubt or core.doubt_of(lane)).at(now), slo - 2 * instance.speed.mean * curve.times[1]
+        )
         room = curve.fits((job.due - now - wait - spare) / instance.speed.mean)
     else:
         room = instances.fits(instance, job.due - now - wait)

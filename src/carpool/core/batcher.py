@@ -229,7 +229,7 @@ class PromisePolicy:
             deadline = job.deadline = arrived + slo
         outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
         job.rank = job.due = deadline - outside - job.later
-        return level_of(job.priority) if job.priority else ORDINARY, job.source
+        return level_of(job.priority) if job.priority else ORDINARY, job.source or job.payer
 
     def succeed(self, old: Job, new: Job) -> None:
         """Its lane keeps its turn; within the lane the earliest deadline still goes first."""

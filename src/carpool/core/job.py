@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 INFINITY: Final = float("inf")
 
+ADDRESS: Final = "\0"
+"""In front of an address that stands for a source: no source that a request names begins so."""
+
 
 class JobState(enum.IntEnum):
     """A job moves down this list and never up."""
@@ -99,7 +102,9 @@ class Job:
         self.priority = priority
         self.source = source
         self.holder = ""  # of the key that came with it: its sources share the key's weight
-        self.payer = ""  # whose places it takes: that holder, or else its client's address; "": not known
+        # Whose places it takes, and who it is where it names no source: that holder, or else its client's
+        # address, which begins with `ADDRESS`; "": not known.
+        self.payer = ""
         self.weight = 1.0
         self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout

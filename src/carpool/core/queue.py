@@ -10,11 +10,14 @@ from collections.abc import Hashable, Iterator
 from operator import attrgetter
 
 from carpool.core.constants import CONSTANTS, Constants
-from carpool.core.job import OFFERED, READY, RUNNING, Job, JobState
-from carpool.core.learning import Rate
+from carpool.core.job import ADDRESS, OFFERED, READY, RUNNING, Job, JobState
+from carpool.core.learning import Doubt, Lag, Rate
 
 _rank = attrgetter("rank")
 _COMPACT_AT = 64
+_DROP_S = 0.1
+_SHARED = "*"
+_MOST_SHARING = 4096  # addresses that are counted
 
 
 class Line:
@@ -99,10 +102,24 @@ class Line:
 
 
 class Lane:
-    """The jobs of one (level, source): lower levels go first, then whoever was served least."""
+    """The jobs of one (level, source): lower levels go first, then whoever was served least. The source is
+    the one that requests name, or else their client's address."""
 
     __slots__ = (
-        *("holder", "level", "lines", "part", "rate", "ready", "refused", "requests", "seen", "served"),
+        *(
+            "coming",
+            "doubt",
+            "holder",
+            "level",
+            "lines",
+            "part",
+            "rate",
+            "ready",
+            "refused",
+            "requests",
+            "seen",
+            "served",
+        ),
         *("source", "waiting", "weight"),
     )
 
@@ -120,10 +137,22 @@ class Lane:
         self.seen = float("-inf")
         self.refused = float("-inf")  # when the gate last said no to it
         self.rate = Rate(memory)
+        self.coming: Lag | None = None  # from their offer until their inputs are there, for those that wait
+        self.doubt: Doubt | None = None  # how much later than foreseen those end
+
+    @property
+    def shared(self) -> bool:
+        """Returns whether it has all sources for which there was no lane of their own."""
+        return self.source in (_SHARED, ADDRESS + _SHARED)
+
+    @property
+    def named(self) -> bool:
+        """Returns whether its requests name a source."""
+        return bool(self.source) and not self.source.startswith(ADDRESS)
 
     def belongs_to(self, job: Job) -> None:
         """Who pays for a lane may change with the keys. The lane that many share is nobody's."""
-        if job.source == self.source:
+        if (job.source or job.payer) == self.source:
             self.holder, self.weight = job.holder, job.weight
             self.part = job.weight  # until all lanes are looked at
 
@@ -141,12 +170,45 @@ class Lane:
         return first
 
 
+class Sharing:
+    """Counts who was here lately, in so many seconds or up to twice as long, and no more than a bounded
+    number."""
+
+    __slots__ = ("_before", "_lately_s", "_now", "_since")
+
+    def __init__(self, lately_s: float) -> None:
+        self._lately_s = lately_s
+        self._since = float("-inf")
+        self._before: set[str] = set()
+        self._now: set[str] = set()
+
+    def count(self, source: str, now: float) -> float:
+        """Returns how many there are, this one among them."""
+        if now - self._since > self._lately_s:
+            self._before = self._now if now - self._since <= 2 * self._lately_s else set()
+            self._now, self._since = set(), now
+        if len(self._now) < _MOST_SHARING:
+            self._now.add(source)
+        return float(max(len(self._now), len(self._before)))
+
+
 class Lanes:
     """Holds all lanes of one model and their totals. The number of sources with a lane of their own is
     bounded."""
 
     __slots__ = (
-        *("_constants", "_served", "by_key", "by_shape", "coming", "credit", "frames", "ready"),
+        *(
+            "_constants",
+            "_drop_at",
+            "_served",
+            "_sharing",
+            "by_key",
+            "by_shape",
+            "coming",
+            "credit",
+            "frames",
+            "ready",
+        ),
         *("requests", "waiting"),
     )
 
@@ -157,6 +219,8 @@ class Lanes:
         self._constants = constants
         self.by_key: dict[tuple[int, str], Lane] = {}  # by level and source
         self._served: dict[int, float] = {}
+        self._sharing = Sharing(constants.lately_s)
+        self._drop_at = float("-inf")
         self.frames = Frames()
         self.coming: dict[Job, None] = {}  # offered, and their inputs are not there yet
         self.credit = 0  # images
@@ -180,15 +244,21 @@ class Lanes:
         return None
 
     def lane(self, level: int, source: str, now: float) -> Lane:
-        """Returns the lane of this source; the shared one when every own lane is in use."""
+        """Returns the lane of this source; a shared one when every own lane is in use. Addresses have one of
+        theirs, which weighs as much as there are: they cannot be made up as names can."""
         lane = self.by_key.get((level, source))
         if lane is None:
-            if len(self.by_key) >= self._constants.max_lanes:
+            if len(self.by_key) >= self._constants.max_lanes and now >= self._drop_at:
                 self._drop_unused(now)
+            weight = 1.0
             if len(self.by_key) >= self._constants.max_lanes:
-                source = "*"
+                if source.startswith(ADDRESS):
+                    weight = self._sharing.count(source, now)
+                source = ADDRESS + _SHARED if source.startswith(ADDRESS) else _SHARED
             memory = self._constants.lane_memory_s
             lane = self.by_key.setdefault((level, source), Lane(level, source, memory))
+            if lane.shared:
+                lane.weight = weight
         lane.seen = now
         return lane
 
@@ -207,6 +277,8 @@ class Lanes:
         return found
 
     def _drop_unused(self, now: float) -> None:
+        """Not for each who comes: with many sources, most have no lane of their own."""
+        self._drop_at = now + _DROP_S
         since = now - self._constants.lately_s
         for key, lane in list(self.by_key.items()):
             if lane.requests == 0 and lane.seen < since:

@@ -312,14 +312,15 @@ def until_welcome(core: Scheduler, gone: GivenUp, now: float, told: dict[object,
     if gone.reason is not Reason.GIVEN_UP:
         return 0.0
     job = gone.job
-    alike = job.images, job.shape, job.priority, job.source
+    source = job.source or job.payer
+    alike = job.images, job.shape, job.priority, source
     if alike not in told:
         again = Job(
             now,
             images=job.images,
             shape=job.shape,
             priority=job.priority,
-            source=job.source,
+            source=source,
             outside=job.outside,
         )
         refusal = core.refuses(again, now)

@@ -108,7 +108,7 @@ class Remaining:
         if refusal.reason is Reason.CANNOT_FINISH and self._is_probe(first, job, now):
             job.probe = True
             return None
-        scheduler.refused_elsewhere(job.images, 1, refusal.reason, now, job.source)
+        scheduler.refused_elsewhere(job.images, 1, refusal.reason, now, job.source or job.payer)
         return refusal
 
     def _is_probe(self, first: int, job: Job, now: float) -> bool:

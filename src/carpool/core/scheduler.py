@@ -29,6 +29,7 @@ from carpool.core.job import (
     Terms,
 )
 from carpool.core.knobs import KnobsPolicy
+from carpool.core.learning import Lag
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.queue import Lane
 from carpool.core.scheduler_state import Policy, SchedulerState
@@ -81,10 +82,12 @@ class Scheduler(SchedulerState):
         self._sequence += 1
         self.entrance.takes(now)
         self.outside.seen(job.outside, now)
-        if not ready:
-            self._coming.seen(job.ready_at - now, now)
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
+        if not ready:
+            if lane.coming is None:
+                lane.coming = Lag(self.constants.rate_memory_s)
+            lane.coming.seen(job.ready_at - now, now)
         if job.holder != lane.holder or job.weight != lane.weight:
             lane.belongs_to(job)
         old = self.lanes.frames.replaced_by(job, ready=ready) if job.latest else None
@@ -175,7 +178,9 @@ class Scheduler(SchedulerState):
         for job in done:
             job.state = DONE
             if job.foreseen < INFINITY:
-                self.doubt.seen(now - job.foreseen, now)
+                lane = job.lane
+                assert lane is not None
+                (lane.doubt or self.doubt_of(lane)).seen(now - job.foreseen, now)
         self.ledger.running -= len(done)
         self.ledger.answered += len(done)
         return self._release() if self.policy.preserve_ordering else done

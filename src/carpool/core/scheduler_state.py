@@ -13,8 +13,8 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Instance, Instances
 from carpool.core.job import GONE, INFINITY, GivenUp, Job, Reason, Refusal
 from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
-from carpool.core.queue import Lanes
-from carpool.core.shares import Intake
+from carpool.core.queue import Lane, Lanes
+from carpool.core.shares import ORDINARY, Intake
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
 
@@ -88,9 +88,7 @@ class SchedulerState:
         memory = constants.rate_memory_s
         promises = 0.0 if slo == INFINITY else constants.rate_memory_promises * slo
         self._rate = Rate(max(memory, promises))
-        self._coming = Lag(memory)  # from their offer until their inputs are there
         self._supply = Rate(memory)
-        self.doubt = Doubt(slo if slo < INFINITY else 0.0, constants)
 
     def turn_to(self, kind: Hashable, now: float) -> None:
         """The next batch is of another kind: what is believed of that is in force, at the gate as well."""
@@ -119,10 +117,18 @@ class SchedulerState:
         and its answer as long on the way."""
         age = self.age.at(now) + self.lag.at(now)
         job = Job(now - age, source=source, outside=self.outside.at(now))
-        coming = self._coming.at(now)
-        if coming > _AT_ONCE_S:
-            job.ready_at = now + coming
+        coming = self.lanes.peek(ORDINARY, source).coming
+        seconds = 0.0 if coming is None else coming.at(now)
+        if seconds > _AT_ONCE_S:
+            job.ready_at = now + seconds
         return job
+
+    def doubt_of(self, lane: Lane) -> Doubt:
+        """Returns what is doubted of a source's requests: no other source's make them later."""
+        doubt = lane.doubt
+        if doubt is None:
+            doubt = lane.doubt = Doubt(self.slo if self.slo < INFINITY else 0.0, self.constants)
+        return doubt
 
     def saturation(self, now: float) -> float:
         """Returns 0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
@@ -148,7 +154,8 @@ class SchedulerState:
     ) -> GivenUp:
         self.lanes.remove(job, GONE)
         if job.foreseen < INFINITY:  # it would have ended after it was due
-            self.doubt.seen(max(now, job.due) - job.foreseen, now)
+            assert job.lane is not None
+            self.doubt_of(job.lane).seen(max(now, job.due) - job.foreseen, now)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason, room, needed, batch)
 

@@ -52,7 +52,7 @@ def divide_weights(lanes: Sequence[Lane]) -> list[float]:
     the device by making up names."""
     lanes_of = Counter(lane.holder for lane in lanes)
     for lane in lanes:
-        lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else 1.0
+        lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else lane.weight
     return [lane.part for lane in lanes]
 
 

@@ -201,7 +201,6 @@ class EngineHost(Publisher):
             digest=digest,
             decoupled=config.decoupled or served.writes,
             writes=served.writes,
-            has_places=config.decoupled or config.sequences is not None,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------

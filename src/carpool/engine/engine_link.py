@@ -110,7 +110,8 @@ class Calls:
         work.timeout = timeout
         work.priority = priority
         if source:
-            work.source, work.holder, work.weight, work.payer = self.sources.source(source)
+            who = self.sources.known.get(source) or self.sources.source(source)  # which raises
+            work.source, work.holder, work.weight, work.payer = who
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming

@@ -31,24 +31,26 @@ _LONGEST_SOURCE = 80
 def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
     """Returns who asks most of the models just now, by images per second: sources, and the keys they came
     with."""
-    lanes = [
-        (lane.rate.at(now), served.name, lane)
+    found = [
+        (served.name, lane)
         for served in models
         if served.scheduler is not None
         for lane in served.scheduler.lanes
     ]
-    return [
-        {
-            "model": model,
-            "source": lane.source[:_LONGEST_SOURCE],
-            "key": lane.holder,
-            "offered_rps": round(rate, 2),
-            "queued": lane.waiting,
-            "rejected": lane.refused > now - _LATELY_S,
-        }
-        for rate, model, lane in nlargest(MOST_SENDERS, lanes, key=lambda found: found[0])
-        if rate >= _LEAST_RPS
-    ]
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    for model, lane in found:
+        source = lane.source[:_LONGEST_SOURCE] if lane.named else ""  # all addresses are one line
+        line = lines.setdefault(
+            (model, source),
+            {"model": model, "source": source, "key": lane.holder, "offered_rps": 0.0, "queued": 0}
+            | {"rejected": False},
+        )
+        line["offered_rps"] += lane.rate.at(now)
+        line["queued"] += lane.waiting
+        line["rejected"] = line["rejected"] or lane.refused > now - _LATELY_S
+    most = nlargest(MOST_SENDERS, lines.values(), key=lambda line: line["offered_rps"])
+    shown = [line for line in most if line["offered_rps"] >= _LEAST_RPS]
+    return [line | {"offered_rps": round(line["offered_rps"], 2)} for line in shown]
 
 
 class _Gauge:

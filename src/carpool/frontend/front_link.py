@@ -62,6 +62,7 @@ from carpool.link.records import (
     ProtocolError,
     RecordReader,
     SaidSources,
+    Source,
     to_engine,
 )
 from carpool.link.step_times import read_steps
@@ -300,6 +301,10 @@ class FrontLink:
         if booking:
             flags |= STEP
             details = booking + details
+        # As `_source`, which is asked for those that are new.
+        source = self._sources.known.get((sender.source, sender.holder, sender.weight, sender.payer), -1)
+        if source < 0:
+            source = self._source(sender)
         options = head.options
         timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
@@ -317,7 +322,7 @@ class FrontLink:
             min(timeout, _LONGEST_S) if timeout else 0.0,
             coming,
             priority if priority < MAX_PRIORITY else MAX_PRIORITY,
-            self._source(sender) if sender.source or sender.payer else 0,
+            source,
             flags,
         )
         say = self._outbox.put if self._calls else self._outbox.send  # nobody else is asked for with it
@@ -326,7 +331,7 @@ class FrontLink:
         self._calls[number] = call
 
     def _source(self, sender: Sender) -> int:
-        return self._sources.number(sender.source, sender.holder, sender.weight, sender.payer)
+        return self._sources.number(Source(sender.source, sender.holder, sender.weight, sender.payer))
 
     def begin_booking(self, entry: ModelEntry) -> RemoteBooking:
         self._number += 1

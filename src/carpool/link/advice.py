@@ -48,6 +48,7 @@ _OVERLOAD = _REASONS.index(Reason.OVERLOAD)
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
 _MOST_SAID = 256
+_MOST_NUMBERS = 1024
 _SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason, at least
 _LATELY_S = 0.25  # nobody was refused for so long: there is room
 
@@ -123,23 +124,25 @@ class GateTable:
 def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> bool:
     """Write the verdicts on newcomers with the whole promise ahead of them; whether there are any.
 
-    Without sources there is one, on everybody; or on who comes after so many others, whom the engine has
-    not heard of yet. With them, each that was lately refused has its own, so that
+    Of one source there is one verdict; or one on who comes after so many others, whom the engine has
+    not heard of yet. Of several, each that was lately refused has its own, so that
     a flood of one is turned away at the door while the others are not. Who is more urgent than the others
     can only be seen by the engine: as long as such requests come, it decides alone.
     """
     lanes = list(scheduler.lanes)
     verdicts: list[float] = []
-    nameless = not any(lane.source for lane in lanes)
+    nameless = not any(lane.named for lane in lanes)
+    here = [lane for lane in lanes if lane.seen > now - scheduler.constants.lately_s]
+    alone = here[0].source if len(here) == 1 and not here[0].shared else None
     room = 0
     if all(lane.level == ORDINARY for lane in lanes):
-        if nameless and any(lane.refused > now - _LATELY_S for lane in lanes):
-            room, refusal = scheduler.room(scheduler.newcomer("", now), now)
-            verdicts += _numbers("", refusal)
+        if alone is not None and here[0].refused > now - _LATELY_S:
+            room, refusal = scheduler.room(scheduler.newcomer(alone, now), now)
+            verdicts += _numbers(alone, refusal)
         else:
             since = now - _STALE_S
-            lately = [lane.source for lane in lanes if lane.refused > since and lane.source != "*"]
-            for source in [""] if nameless else lately[:_MOST_SOURCES]:
+            lately = [lane.source for lane in lanes if lane.refused > since and not lane.shared]
+            for source in lately[:_MOST_SOURCES] if alone is None else [alone]:
                 verdicts += _numbers(source, scheduler.refuses(scheduler.newcomer(source, now), now))
     write(key, now, float(nameless), float(room), *verdicts)
     return bool(verdicts or room)
@@ -170,6 +173,7 @@ class Advice:
         self._said: dict[
             tuple[int, str | None, int], tuple[float, tuple[float, ...], Refused, ModelEntry]
         ] = {}
+        self._numbers: dict[str, float] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -191,12 +195,17 @@ class Advice:
         nameless = row[1]
         if not (sender.source or nameless or (certain and not sender.priority)):
             return None
-        number = _number(sender.source)
+        source = sender.source or sender.payer
+        number = self._numbers.get(source)
+        if number is None:
+            if len(self._numbers) >= _MOST_NUMBERS:
+                self._numbers.clear()
+            number = self._numbers[source] = _number(source)
         for at in range(_BEFORE, len(row), _VERDICT):
             if row[at] == number:
                 if row[2] and ahead(row[0]) < row[2]:
                     return None
-                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT])
+                return self._refuse(entry, deadline, now, source, row[at : at + _VERDICT])
         return None
 
     def behind(self, entry: ModelEntry, now: float, source: str, waited: float) -> Refused:

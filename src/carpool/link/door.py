@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import orjson
 
 from carpool.core.front_load import Outside
-from carpool.core.job import INFINITY
+from carpool.core.job import ADDRESS, INFINITY
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.memory.arena import MakeRoom, Slot
 from carpool.memory.client_files import Region
@@ -58,8 +58,8 @@ class Sender(NamedTuple):
     `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
     0 is none, and 1 the most urgent: a request has the larger of its own and this. `holder` has the key, and
     `weight` is its part of a busy device, which all sources that it names share. `again`: another server was
-    asked before, and counted it. `payer` is the address of a client without a key, for models whose
-    places clients share.
+    asked before, and counted it. `payer` is the address of a client without a key: its source where it names
+    none, and who has its places of a model whose places clients share. It begins with `ADDRESS`.
     """
 
     source: str = ""
@@ -69,6 +69,15 @@ class Sender(NamedTuple):
     weight: float = 1.0
     again: bool = False
     payer: str = ""
+
+    @property
+    def lane(self) -> str:
+        """The source that it counts as."""
+        return self.source or self.payer
+
+    def paid_by(self, client: str) -> Sender:
+        """Returns the sender of a request that comes from there: the holder of a key, or an address."""
+        return self if self.holder or not client else self._replace(payer=ADDRESS + client)
 
     @property
     def named(self) -> str:
@@ -167,7 +176,6 @@ class ModelEntry:
     digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
     decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
     writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
-    has_places: bool = False  # its requests hold places, which clients share
 
     def in_parts(self, one_answer: str | bool) -> bool:
         """Its answers come one by one. Of text that is written, who takes one answer has all of it."""

@@ -281,7 +281,7 @@ def read_endings(payload: bytes, count: int) -> list[Ending]:
 
 class Source(NamedTuple):
     """Describes who asks. Where it came with a key, its name begins with that of the key's holder. `payer` is
-    that holder, or else its client's address, if that was said."""
+    that holder, or else its client's address (`core.job.ADDRESS`), if that was said."""
 
     name: str
     holder: str = ""
@@ -297,17 +297,18 @@ class SaidSources:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._numbers: dict[Source, int] = {}  # in the order in which they were given
+        self.known: dict[tuple[str, str, float, str], int] = {}
+        """Numbers by the source as a tuple, in the order in which they were given."""
 
-    def number(self, name: str, holder: str = "", weight: float = 1.0, payer: str = "") -> int:
-        """0 for none; the engine is told of one that it does not know."""
-        if not name and not payer:
+    def number(self, source: Source) -> int:
+        """Returns the number of a source, 0 for none; the engine is told of one that it does not know."""
+        if not source.name and not source.payer:
             return 0
-        found = self._numbers.get(source := Source(name, holder, weight, payer))
+        found = self.known.get(source)
         return self._say(source) if found is None else found
 
     def _say(self, source: Source) -> int:
-        numbers = self._numbers
+        numbers = self.known
         full = len(numbers) >= MAX_SOURCES
         number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
         numbers[source] = number
@@ -322,7 +323,7 @@ class HeardSources:
     """Represents the engine's end, which believes nothing."""
 
     def __init__(self) -> None:
-        self._sources = {0: _NOBODY}
+        self.known = {0: _NOBODY}
 
     def hear(self, number: int, payload: bytes) -> None:
         try:
@@ -336,10 +337,10 @@ class HeardSources:
             raise ProtocolError(f"source {number} of {len(name)} characters, {held} of them a key's")
         if not LIGHTEST <= weight <= HEAVIEST:  # NaN too
             raise ProtocolError(f"source {number} of weight {weight}")
-        self._sources[number] = Source(name, name[:held], weight, payer or name[:held])
+        self.known[number] = Source(name, name[:held], weight, payer or name[:held])
 
     def source(self, number: int) -> Source:
-        found = self._sources.get(number)
+        found = self.known.get(number)
         if found is None:
             raise ProtocolError(f"source {number}, which has no name")
         return found

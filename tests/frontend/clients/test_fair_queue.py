@@ -71,10 +71,12 @@ def test_what_others_wait_for_behind_it_is_no_reason_to_wait() -> None:
     waiting = queue()
     for _ in range(12):
         waiting.push("much", 0.0, "x", weight=49.0)
-    assert waiting.behind("little", 1.0) == 12 * 49.0 - 1.0
-    assert waiting.behind("much", 49.0) == 0.0
+    assert waiting.ahead("little", 1.0) == 1.0
+    assert waiting.ahead("much", 49.0) == 12 * 49.0
+    assert waiting.waiting("much") == 12
     waiting.left("much", 49.0)
-    assert waiting.behind("little", 1.0) == 11 * 49.0 - 1.0
+    assert waiting.ahead("much", 49.0) == 11 * 49.0
+    assert (waiting.ahead("little", 900.0), waiting.waiting("little")) == (11 * 49.0, 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 1.0)), max_size=40))

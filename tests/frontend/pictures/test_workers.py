@@ -105,21 +105,40 @@ def test_only_so_many_pixels_are_decoded_at_a_time() -> None:
 
 
 def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
-    async def main() -> None:
-        workers, go, begun = Workers(2), threading.Event(), list[str]()
+    async def main(threads: int) -> None:
+        workers, go, begun = Workers(threads), threading.Event(), list[str]()
 
         def decode(name: str) -> None:
             begun.append(name)
             if name == "long":
                 go.wait(PATIENCE_S)
 
+        workers.foresee(5e6, time.monotonic(), "client 0")  # two clients: what takes less counts as long
+        workers.foresee(5e6, time.monotonic(), "client 1")
         for number in range(4):
-            workers.begin(partial(decode, "long"), lambda *_: None, 1.0, 49e6, f"client {number}")
+            weight = 49e6 if number < 2 else 5e6
+            workers.begin(partial(decode, "long"), lambda *_: None, 1.0, weight, f"client {number}")
         await until(lambda: begun == ["long"])
         workers.begin(partial(decode, "short"), lambda *_: None, 9.0, 1e6, "other")
         await until(lambda: begun == ["long", "short"])
         go.set()
         await until(lambda: len(begun) == 5)
+        workers.close()
+
+    for threads in (1, 2):
+        asyncio.run(main(threads))
+
+
+def test_a_client_has_a_share_of_those_that_wait() -> None:
+    async def main() -> None:
+        workers, go = Workers(1, most_waiting=16), threading.Event()
+        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None)
+        await until(lambda: workers.waiting == 0)
+        while workers.refuses("m", float("inf"), 1.0, client="greedy") is None:
+            workers.begin(lambda: None, lambda *_: None, client="greedy")
+        assert workers.waiting == 12
+        assert workers.refuses("m", float("inf"), 1.0, client="other") is None
+        go.set()
         workers.close()
 
     asyncio.run(main())

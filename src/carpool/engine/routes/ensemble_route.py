@@ -246,6 +246,7 @@ class EnsembleRun:
         )
         child.priority, child.timeout = work.priority, work.timeout
         child.source, child.holder, child.weight = work.source, work.holder, work.weight
+        child.payer = work.payer
         child.latest = work.latest and not bound.step.after
         child.outside = work.outside
         child.details = work.details

@@ -242,12 +242,9 @@ class RequestPlacement:
             if pictures is not None:
                 head = self._with_headers(head)
         in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
-        sender = self.sender
-        if entry.has_places and not sender.holder:
-            sender = sender._replace(payer=self.client)
         # By position: names would take as long again.
         times = self.arrived, self.deadline
-        ask = Ask(entry, head, slot, tail, *times, sender, ready_in, in_parts, False, None, 0, pictures)
+        ask = Ask(entry, head, slot, tail, *times, self.sender, ready_in, in_parts, False, None, 0, pictures)
         self._call = self._door.infer(ask, self)
         self._slot = None
         self.state = RUNNING
@@ -335,7 +332,8 @@ class RequestPlacement:
 
     def _count_decoded(self, _slot: Slot, seconds: float) -> None:
         now = monotonic()
-        self.service.pictures.workers.came_true(self._ready_in, now - self._offered_at, now)
+        weight = 1.0 if self._pictures is None else self._pictures.weight
+        self.service.pictures.workers.came_true(weight, self._ready_in, now - self._offered_at, now)
         self._offered_at = now
         self.state = RUNNING
         assert self.row is not None

@@ -480,11 +480,21 @@ class FairQueue(Generic[T]):
         if line is not None:
             line.served += seconds
 
-    def behind(self, client: str, weight: float) -> float:
-        """Returns the weight of others' work that waits and will come after so much more of this client's."""
+    def ahead(self, client: str, weight: float) -> float:
+        """Returns the weight of what waits and comes before so much more of this client's: its own, and of
+        each other client's as much as this client then has."""
         line = self._lines.get(client)
-        mine = weight + (0.0 if line is None else line.weight)
-        return sum(max(0.0, other.weight - mine) for name, other in self._lines.items() if name != client)
+        before = 0.0 if line is None else line.weight
+        mine = before + weight
+        for name, other in self._lines.items():
+            if name != client:
+                before += other.weight if other.weight < mine else mine
+        return before
+
+    def waiting(self, client: str) -> int:
+        """Returns how many of a client's items wait and are wanted."""
+        line = self._lines.get(client)
+        return 0 if line is None else sum(1 for entry in line.heap if self._alive(entry[2]))
 
     def compact(self) -> None:
         """Forget what is not wanted any more and would keep its memory."""

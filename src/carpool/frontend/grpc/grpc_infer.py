@@ -90,8 +90,9 @@ class CallMetadata(NamedTuple):
         return min(rpc.deadline, head_at + self.budget)
 
 
-def read_metadata(metadata: Metadata, who: Principal | None = None) -> CallMetadata:
-    """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
+def read_metadata(metadata: Metadata, who: Principal | None = None, client: str = "") -> CallMetadata:
+    """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them, and `client` is
+    where they come from."""
     budget, source, latest, compression, wish, side = INFINITY, "", False, "", ANY, ""
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
@@ -112,7 +113,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> CallMetad
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
             compression = "" if value == "identity" else str(value)
     sender = Sender(source, latest, again=read_attempt(dict(metadata).get(_ATTEMPT)))
-    sender = sender if who is None else sender.with_key(who)
+    sender = sender.paid_by(client) if who is None else sender.with_key(who)
     return CallMetadata(budget, sender, compression, wish, side, metadata)
 
 
@@ -411,7 +412,7 @@ class UnaryInfer:
         asked: CallMetadata | None = rpc.head.asked if who is None else None
         if asked is None:
             try:
-                asked = read_metadata(rpc.head.metadata, who)
+                asked = read_metadata(rpc.head.metadata, who, rpc.client)
             except InvalidInput as error:
                 self.left()
                 refuse(rpc, error)

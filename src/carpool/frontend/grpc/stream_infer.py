@@ -119,7 +119,7 @@ class Stream:
         holder: Callable[[], Principal | None],
     ) -> None:
         """Raises `InvalidInput` that names the entry of its metadata at fault."""
-        self._asked = read_metadata(rpc.head.metadata, who)
+        self._asked = read_metadata(rpc.head.metadata, who, rpc.client)
         self._service = service
         self._rpc = rpc
         self._who = who
@@ -188,7 +188,7 @@ class Stream:
             refuse(self._rpc, error)
             self.left()
             return
-        self._asked = read_metadata(self._rpc.head.metadata, self._who)
+        self._asked = read_metadata(self._rpc.head.metadata, self._who, self._rpc.client)
 
     def take(self, message: Message, compressed: bool) -> None:
         self._unanswered += 1

@@ -31,6 +31,7 @@ from carpool.errors import (
     retry_after,
     without_stack,
 )
+from carpool.link.door import NOBODY
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
@@ -233,7 +234,8 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_connection", "first", "head", "head_at", "on_disconnect", "payer", "peer", "unread", "work"),
+        *("_connection", "first", "head", "head_at", "on_disconnect", "payer", "peer", "sender", "unread"),
+        "work",
     )
 
     def __init__(
@@ -248,6 +250,7 @@ class Exchange:
         self.peer = peer  # the client's address
         self.work: asyncio.Future[None] | None = None  # on its body, which ends when no answer is wanted
         self.payer = peer  # who is held to account for this front end's time: the key's holder, once known
+        self.sender = NOBODY  # who asks a model, once that is known
 
     @property
     def who(self) -> Principal | None:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from carpool.core.constants import CONSTANTS
 from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
+from carpool.core.job import ADDRESS
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
@@ -242,7 +243,7 @@ def _handle_later(exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
 def _lane(entry: ModelEntry, exchange: Exchange, source: str) -> LaneKey:
     """Returns who pays: a key's holder, who cannot take more by making up sources; else whoever named itself,
     or else where it comes from."""
-    return entry.name, exchange.payer if exchange.head.who is not None else source or exchange.peer
+    return entry.name, exchange.payer if exchange.head.who is not None else source or ADDRESS + exchange.peer
 
 
 def _nothing() -> None:

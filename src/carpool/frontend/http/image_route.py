@@ -107,7 +107,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
             return None  # what is known is answered in any case: asked again when it was looked up
         size = exchange.head.content_length or 0
         return self.service.pictures.refuses(
-            target.entry, now + asked.budget, now, asked.sender, size, exchange.payer
+            target.entry, now + asked.budget, now, exchange.sender, size, exchange.payer
         )
 
     def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
@@ -206,7 +206,7 @@ class ImageCall(ClientCall):
     form = FORM
 
     def __init__(self, request: ImageRequest, number: int) -> None:
-        super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
+        super().__init__(request.service, request.exchange.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
         self.rollout = request.route.split
         self.unread, self.client = request.exchange.unread, request.exchange.payer

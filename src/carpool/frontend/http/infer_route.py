@@ -204,7 +204,7 @@ class InferRoute(ModelRoute[InferTarget]):
         if target.entry.cache is not None and self.service.caches.of(target.entry).holds_back:
             return None  # what is known is answered in any case: asked again when it was looked up
         door = self.service.door
-        return door.refuses(target.entry, now + asked.budget, now, asked.sender, certain=False)
+        return door.refuses(target.entry, now + asked.budget, now, exchange.sender, certain=False)
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
         size = exchange.head.content_length or 0
@@ -247,7 +247,7 @@ class HttpCall(ClientCall):
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
         asked = route.asked
-        super().__init__(route.service, asked.sender, exchange.head_at + asked.budget)
+        super().__init__(route.service, exchange.sender, exchange.head_at + asked.budget)
         self.entry, self.row, _, _ = target
         self.wish = asked.wish
         self.rollout = route.split

@@ -23,6 +23,7 @@ from carpool.link.door import ROLLOUT, Catalog, ModelEntry, Sender, read_side
 from carpool.observe.counters import Row, count_failure
 
 ROLLOUT_FIELD = ROLLOUT.lower().encode()
+_MOST_SENDERS = 256
 _NAMED = {"models": "{model}", "predictions": "{model}", "versions": "{version}"}
 
 
@@ -91,6 +92,7 @@ class ModelRoute(Generic[Target]):
         """`named`: the head says which version it wants."""
         self.service = service
         self._sender = sender
+        self._senders: dict[str, Sender] = {}  # by who pays: many clients send the same head
         self._budget = budget  # seconds from a head to the client's deadline
         self._wish = "" if named else read_side(head.headers.get(ROLLOUT_FIELD))
         self._named = named
@@ -103,7 +105,10 @@ class ModelRoute(Generic[Target]):
 
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
-        service, sender = self.service, self._sender
+        service, sender = self.service, self._senders.get(exchange.payer)
+        if sender is None:
+            sender = self._sender_from(exchange.payer)
+        exchange.sender = sender
         target: Target | None = None
         try:
             if not service.door.serving:
@@ -134,6 +139,12 @@ class ModelRoute(Generic[Target]):
             count_failure(service.row(entry), refusal, 0.0, unheard=0 if sender.again else 1)
             service.door.turned_away(entry, refusal, exchange.head_at, source=sender.source)
         return None
+
+    def _sender_from(self, payer: str) -> Sender:
+        if len(self._senders) >= _MOST_SENDERS:
+            self._senders.clear()
+        sender = self._senders[payer] = self._sender.paid_by(payer)
+        return sender
 
     def _wait_for(self, model: str, exchange: Exchange) -> BodyPlan:
         """It is loaded when the body is here and is a request, whatever the model takes; the body waits for

@@ -24,6 +24,7 @@ from carpool.config.usable_cores import usable_cores
 from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY, Reason, Refusal, Terms
 from carpool.core.refusal_words import in_words
+from carpool.core.shares import OF_THE_REST
 from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
 from carpool.frontend.clients.accounts import FairQueue
 from carpool.observe.logs import logger
@@ -36,7 +37,9 @@ Then: TypeAlias = Callable[[Any, BaseException | None], None]
 _MOST_WAITING_EACH = 64
 _NAME = "pictures"
 _COMPACT_AT = 64
-_LONG = 16e6  # of weight, which is about that of a pixel: it takes some tenths of a second
+_LONG = 4e6  # of weight, which is about that of a pixel: it takes some hundredths of a second
+_LONG_ALONE = 16e6  # it takes some tenths of a second, and so may another client's that comes meanwhile
+_COMPANY_S = 2.0  # so long after another client's picture a client has company
 _MOST_LONG = 64e6  # of them at a time, unless it is one alone: a pixel takes four bytes meanwhile
 _PAUSE_S = 0.05  # before a thread that could not choose its work looks again
 _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
@@ -80,11 +83,15 @@ class Workers:
         self.threads = threads
         self.most_waiting = most_waiting or threads * _MOST_WAITING_EACH
         self._lock = threading.Lock()
-        self._forecast = DecodeForecast(threads)
+        self._forecast = DecodeForecast(threads, _LONG)
+        self._most_threads = max(2, threads)  # a second one runs only beside a picture that takes long
         self._beginning: FairQueue[PictureJob] = FairQueue(attrgetter("work"))  # by deadline
         self._dropped = 0  # of them
-        self._long = 0  # pictures under way that take long
-        self._long_weight = 0.0  # of them
+        self._short = 0  # jobs under way
+        self._long = 0  # those beside them that take long
+        self._long_weight = 0.0
+        self._client = ""  # of the last picture
+        self._company_at = -INFINITY  # when that was another's than the one before
         self._finishing: deque[PictureJob] = deque()
         self._idle: deque[PictureJob] = deque()  # for threads that have nothing else to do
         # What each thread without work waits at. One is opened for each job: a queue that all wait at would
@@ -100,9 +107,11 @@ class Workers:
     def foresee(self, weight: float, now: float, client: str = "") -> float:
         """Returns seconds until one that comes now would be decoded."""
         with self._lock:
-            # What waits and comes behind it is no reason to wait: the forecast counts it by its threads.
-            behind = self._beginning.behind(client, weight) if self.waiting else 0.0
-            return max(0.0, self._forecast.seconds(weight - behind / self.threads, now))
+            if client != self._client:
+                self._client, self._company_at = client, now
+            # Its own place in the fair order counts: what comes behind it is no reason to wait.
+            ahead = self._beginning.ahead(client, weight) if self.waiting else 0.0
+            return self._forecast.seconds(weight, ahead, now)
 
     def refuses(
         self,
@@ -119,13 +128,19 @@ class Workers:
         if not waiting:
             return None
         wait = self.foresee(weight, now, client)
-        if waiting >= self.most_waiting:
+        free = self.most_waiting - waiting
+        if free <= 0 or (free < waiting and self._waiting_of(client) >= OF_THE_REST * free):
             why = f"{waiting} images are queued for decoding, and at most {self.most_waiting} may be"
+            why += ", of which this client has its share" if free > 0 else ""
             return Refused(f"{who} rejected the request: {why}.", reason="queue-full", retry_after_s=wait)
         terms = Terms(deadline - now, input=wait, later=then_s)
         if terms.late:
             return in_words(who, Refusal(Reason.CANNOT_FINISH, wait, waiting, terms=terms))
         return None
+
+    def _waiting_of(self, client: str) -> int:
+        with self._lock:
+            return self._beginning.waiting(client)
 
     def begin(
         self,
@@ -137,13 +152,12 @@ class Workers:
     ) -> PictureJob:
         """Do the first part of a picture's work in a thread, after those whose turn is earlier."""
         job = PictureJob(work, then, weight, client)
-        if self._started < self.threads:
+        if self._started < self._most_threads:
             self._start()
         with self._lock:
-            self._forecast.joined(weight)
             self.waiting += 1
             self._beginning.push(client, deadline, job, weight)
-            if self._resting:  # as `_wake` does, on the way of every image
+            if self._resting and (self._short < self.threads or weight > _LONG):  # `_wake`, without a call
                 self._resting.popleft().release()
         return job
 
@@ -155,7 +169,6 @@ class Workers:
             # It holds a picture and whoever wanted it; its place in the heap is skipped.
             job.work, job.then = None, _nobody
             self.waiting -= 1
-            self._forecast.left(job.weight)
             self._beginning.left(job.client, job.weight)
             self._dropped += 1
             if self._dropped > _COMPACT_AT + self.waiting:
@@ -211,7 +224,7 @@ class Workers:
 
     def _start(self) -> None:
         """Raises where not one thread can be started: then nothing was begun. A few are better than none."""
-        while self._started < self.threads:
+        while self._started < self._most_threads:
             self._loop = asyncio.get_running_loop()
             try:
                 name = f"{_NAME}-{self._started}"
@@ -259,6 +272,11 @@ class Workers:
                         self._long -= 1
                         self._long_weight -= job.weight
                         self._wake()  # another may have been passed over for it
+                    else:
+                        self._short -= 1
+            else:
+                with self._lock:
+                    self._short -= 1
             self._over.append((job.then, result, error))
             del job, work, result, error  # they hold pictures, and the next job may be long in coming
             if self._told:
@@ -273,11 +291,14 @@ class Workers:
     def _next(self, rest: threading.Lock) -> tuple[PictureJob | None, Callable[[], Any] | None]:
         """Returns what to do; with nothing to do, `rest` will be opened for the next job."""
         with self._lock:
-            if self._finishing:
+            free = self._short < self.threads
+            if self._finishing and free:
+                self._short += 1
                 job = self._finishing.popleft()
                 work, job.work = job.work, None
                 return job, work
-            found = self._beginning.pop(self._may_begin if self._long else None) if self.waiting else None
+            looks = self._long or not free
+            found = self._beginning.pop(self._may_begin if looks else None) if self.waiting else None
             if found is not None:
                 job = found[1]
                 job.begun = True
@@ -286,9 +307,12 @@ class Workers:
                 if job.weight > _LONG:
                     self._long += 1
                     self._long_weight += job.weight
+                else:
+                    self._short += 1
                 work, job.work = job.work, None
                 return job, work
-            if self._idle:
+            if self._idle and free:
+                self._short += 1
                 job = self._idle.popleft()
                 work, job.work = job.work, None
                 return job, work
@@ -297,18 +321,22 @@ class Workers:
         return None, None
 
     def _may_begin(self, job: PictureJob) -> bool:
-        """Returns whether a job may begin, while one takes long: others that do leave a thread to the rest,
-        where there are two, and wait for memory."""
+        """Returns whether a job may begin, while all threads for short ones are taken, or one takes long:
+        others that do leave a thread to the rest, and wait for memory."""
         if job.weight <= _LONG:
+            return self._short < self.threads
+        if not self._long:
             return True
-        return self._long < self.threads - 1 and self._long_weight + job.weight <= _MOST_LONG
+        if job.weight <= _LONG_ALONE and monotonic() - self._company_at > _COMPANY_S:
+            return self._short + self._long < self.threads
+        return self._long < self._most_threads - 1 and self._long_weight + job.weight <= _MOST_LONG
 
     # ── in the loop ──
 
-    def came_true(self, foreseen: float, taken: float, now: float) -> None:
+    def came_true(self, weight: float, foreseen: float, taken: float, now: float) -> None:
         """A tensor is there, and the loop knows: so long that was to take from its offer on, and took."""
         with self._lock:
-            self._forecast.came_true(foreseen, taken, now)
+            self._forecast.came_true(weight, foreseen, taken, now)
 
     def _deliver(self) -> None:
         self._told = False
