@@ -205,7 +205,7 @@ class Loading:
         self._finish: Finish | None = None
         self._weights: object = None  # of the instance that was tried, for the first one that serves
         self._told: dict[str, str] = {}  # what it was recognised as, by parameter
-        self._opened: WeakSet[Backend] = WeakSet()
+        self._backends: WeakSet[Backend] = WeakSet()
         self._aborted = False
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
@@ -413,7 +413,7 @@ class Loading:
         placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
         backend = backends.load(self._config, self._version, placement)
         self._weights = None
-        self._opened.add(backend)
+        self._backends.add(backend)
         if self._aborted:
             backend.close()
             raise self._given_up()
@@ -422,7 +422,7 @@ class Loading:
     def abort(self) -> None:
         """Ends from another thread what this one runs: it is not wanted any more, and may have no end."""
         self._aborted = True
-        for backend in list(self._opened):
+        for backend in list(self._backends):
             backend.abort()
 
     def _given_up(self) -> CarpoolError:
