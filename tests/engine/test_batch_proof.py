@@ -313,3 +313,16 @@ def test_who_is_asked() -> None:
     }
     for what, (config, declared, expected) in asked.items():
         assert must_be_proven(net, config, declared=declared) == expected, what
+
+
+def test_inspect_says_it(tmp_path: Path) -> None:
+    from carpool.lab.model_report import inspect_model
+
+    for make, said in (
+        (row_graphs.two_towers, NAMES),
+        (lambda path: row_graphs.mixed(path, "a running sum"), "depends on the other"),
+        (lambda path: row_graphs.right(path, "a product"), ""),
+    ):
+        report = inspect_model(make(tmp_path / "model.onnx"))
+        assert (said in report.unbatched) if said else not report.unbatched
+        assert any(line.startswith("each request runs alone") for line in report.evidence) == bool(said)

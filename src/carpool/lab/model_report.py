@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from carpool import backends
 from carpool.backends.backend import Backend, KeepsMemory, Placement
-from carpool.config.model import DYNAMIC, ModelConfig
+from carpool.config.model import BATCH_HELP, DYNAMIC, ModelConfig
 from carpool.config.presets import PictureChoice
-from carpool.config.repository import TOML, ModelSource, ModelVersion, find_models
-from carpool.engine.loading.loading import Loading
+from carpool.config.repository import TOML, ModelSource, find_models
+from carpool.engine.loading.batch_proof import must_be_proven, prove
+from carpool.engine.loading.loading import Loading, as_pictures
 from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.instance_layout import Layout, close_all
@@ -19,7 +22,7 @@ from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.errors import CarpoolError, ConfigError
 from carpool.lab.settings_file import named_file, settings_text
 from carpool.memory.spare_memory import give_back, own_bytes
-from carpool.types import TensorSpec
+from carpool.types import Signature, TensorSpec
 from carpool.vision.plans.pixels import twice_normalised, what_is_assumed
 from carpool.vision.plans.settings import Described, VisionSettings, describe
 
@@ -49,6 +52,7 @@ class ModelReport:
     ask: str  # what to set, where nothing is sure
     weights_mb: float | None  # that one instance takes; None: not known
     image_mb: float | None  # that one image takes besides, while it runs
+    unbatched: str  # why its requests never share a batch, where no setting says so
     toml: str  # the model.toml that would pin it, with what stands in the one that is there
 
     def as_json(self) -> dict[str, object]:
@@ -108,11 +112,12 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
 
     file = source.versions[-1].file
     assumed = () if vision is None else vision.assumed
-    weights, image = _memory(found, source.versions[-1])
+    instance = _instance(source, found, vision)
     twice = None if vision is None else twice_normalised(found.config, found.seen.claims)
     warnings = [
         *([what_is_assumed("it", assumed, found.config.preset)] if assumed else []),
         *([twice] if twice else []),
+        *([f"each request runs alone, because {why}; {BATCH_HELP}"] if (why := instance.unbatched) else []),
     ]
     return ModelReport(
         model=source.config.name,
@@ -126,26 +131,57 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
         assumed=assumed,
         evidence=(*said.evidence, *warnings),
         ask=said.ask,
-        weights_mb=weights,
-        image_mb=image,
+        weights_mb=instance.weights_mb,
+        image_mb=instance.image_mb,
+        unbatched=instance.unbatched,
         toml=settings_text(found.config, said, _own_settings(found.config)),
     )
 
 
-def _memory(found: Examined, version: ModelVersion) -> tuple[float | None, float | None]:
-    """Megabytes of one instance with one thread, and of one image that it runs; what is not known is None."""
-    if any(DYNAMIC in spec.shape for spec in found.signature.inputs):
-        return None, None
+class _Instance(NamedTuple):
+    """What one instance with one thread shows; memory in megabytes, None where it is not known."""
+
+    weights_mb: float | None = None
+    image_mb: float | None = None
+    unbatched: str = ""  # why its requests never share a batch
+
+
+def _instance(source: ModelSource, found: Examined, vision: VisionSettings | None) -> _Instance:
+    signature, opened = found.signature, list[Backend]()
+    varies = any(DYNAMIC in spec.shape for spec in signature.inputs)
+    if varies and signature.max_batch < 2:
+        return _Instance(unbatched=signature.unbatched)
     give_back()
-    before, opened = own_bytes(), list[Backend]()
+    before = own_bytes()
     try:
-        opened += Loading(found.config, version, signature=found.signature).open(Layout(1, 1))
-        if not isinstance(opened[0], KeepsMemory):
-            return None, None
-        give_back_all(opened)
-        weights = max(0, own_bytes() - before) / 1e6
-        return round(weights, 1), round(batch_bytes(Measuring(opened, found.signature), 1) / 1e6, 1)
+        opened += Loading(found.config, source.versions[-1], signature=signature).open(Layout(1, 1))
+        weights, image = (None, None) if varies else _memory(opened, signature, before)
+        return _Instance(weights, image, signature.unbatched or _proven(opened[0], source, found, vision))
     except CarpoolError:
-        return None, None
+        return _Instance(unbatched=signature.unbatched)
     finally:
         close_all(opened)
+
+
+def _memory(
+    opened: Sequence[Backend], signature: Signature, before: int
+) -> tuple[float | None, float | None]:
+    """Returns that of the weights, where `before` they were loaded was used so much; and of one image."""
+    if not isinstance(opened[0], KeepsMemory):
+        return None, None
+    give_back_all(opened)
+    weights = max(0, own_bytes() - before) / 1e6
+    return round(weights, 1), round(batch_bytes(Measuring(opened, signature), 1) / 1e6, 1)
+
+
+def _proven(backend: Backend, source: ModelSource, found: Examined, vision: VisionSettings | None) -> str:
+    """Returns why a batch is not what its requests are alone."""
+    asks = (source.config.max_batch or 0) > 1
+    if not must_be_proven(backend, found.config, declared=asks):
+        return ""
+    proof = prove(
+        backend, as_pictures(found.signature, vision), on_device=bool(backends.devices(found.config))
+    )
+    return proof.differs or (
+        "" if asks or not proof.untried else f"it does not run on noise: {proof.untried}"
+    )

@@ -628,16 +628,7 @@ class Loading:
         )
 
     def _as_pictures(self) -> Signature:
-        """Returns the signature with the size that pictures have, where the input leaves it open: that is
-        what will be asked."""
-        vision, signature = self._vision, self._signature
-        if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
-            return signature
-        spec = signature.inputs[0]
-        shape = read_form(vision.image, vision.input, signature.model).shape
-        whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
-        inputs = (replace(spec, shape=whole),)
-        return replace(signature, inputs=inputs)
+        return as_pictures(self._signature, self._vision)
 
     def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
         with closed_if_it_fails(opened):
@@ -665,6 +656,17 @@ class Loading:
             log.debug("choice", model=config.name, why=sentence)
         signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+def as_pictures(signature: Signature, vision: VisionSettings | None) -> Signature:
+    """Returns the signature with the size that pictures have, where the input leaves it open: that is what
+    will be asked."""
+    if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
+        return signature
+    spec = signature.inputs[0]
+    shape = read_form(vision.image, vision.input, signature.model).shape
+    whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
+    return replace(signature, inputs=(replace(spec, shape=whole),))
 
 
 def _as_elsewhere(kept: Profile, off: float, whose: str) -> Profile:
