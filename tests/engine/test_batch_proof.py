@@ -173,6 +173,7 @@ def tensor(name: str, *symbols: str, datatype: str = "FP32") -> TensorSignature:
         ((tensor("x", "unk__653"),), (tensor("y", "unk__654"),), ""),
         ((tensor("x", "batch"),), (tensor("y", "Gemmy_dim_0"),), ""),
         ((tensor("x", "batch"),), (tensor("y", ""),), ""),
+        ((tensor("x", "batch"),), (tensor("y", "y_0"), tensor("z", "z_dynamic_axes_1")), ""),
         ((tensor("x", "batch"), tensor("z", "other")), (tensor("y", "batch"),), NAMES),
         ((tensor("x", "batch"),), (tensor("y", "2*batch"),), NAMES),
         ((tensor("x", "batch", "batch"),), (tensor("y", "batch"),), "also axis 1"),

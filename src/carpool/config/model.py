@@ -452,9 +452,10 @@ class TensorSignature:
     @property
     def rows(self) -> str:
         """Returns what the file calls the length of the first axis. Empty: nothing, or an exporter has
-        numbered it, which does not say that two lengths differ."""
+        numbered it, as output0_0 of "output0", which does not say that two lengths differ."""
         named = self.symbols[0] if self.symbols else ""
-        return "" if _NUMBERED.fullmatch(named) else named
+        own = named.startswith(f"{self.name}_") and named.rpartition("_")[2].isdigit()
+        return "" if own or _NUMBERED.fullmatch(named) else named
 
 
 _NUMBERED = re.compile(r"unk_+\d+|DynamicDimension\.\d+|.*_dim_\d+|\?|None")
