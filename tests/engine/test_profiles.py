@@ -20,7 +20,9 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.run.batch import BatchResult
 from carpool.errors import NotFound
 from carpool.frontend.documents import LivePage
-from carpool.link.door import Catalog, Door, read_catalog, write_catalog
+from carpool.link.catalog_changes import CatalogReader, CatalogWriter
+from carpool.link.door import Catalog, Door
+from carpool.link.records import TO_FRONTEND
 from carpool.observe.counters import Table, table_bytes
 from engine import repositories
 
@@ -63,7 +65,8 @@ def test_a_promise_with_its_curve_its_fit_and_its_choices(tmp_path: Path) -> Non
     assert any("Under load, batches of about 8" in choice for choice in found["choices"])
     assert live["choices"] == found["choices"]
     assert live["counts"]["speed_ratio"] == 1.0
-    (entry,) = read_catalog(1, write_catalog(catalog), {}).entries.values()
+    written = CatalogWriter(catalog).whole()
+    (entry,) = CatalogReader().end(1, written[TO_FRONTEND.size :]).entries.values()
     assert list(entry.choices) == found["choices"]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from carpool.config.model import ClassifySettings
+from carpool.config.model import ClassifySettings, ModelConfig, TensorConfig
 from carpool.config.presets import PictureChoice
+from carpool.engine.loading.trial import read_labels
+from carpool.errors import ConfigError
 from carpool.lab.batch_profile import ProfileQuestion, profile
 from carpool.lab.model_report import ModelReport, inspect_model
 from carpool.types import Datatype, Signature, TensorSpec
@@ -93,3 +97,27 @@ def test_every_task_that_is_possible_is_named(tmp_path: Path) -> None:
     assert report.task is None
     assert 'set task = "classify" or "embed"' in report.ask
     assert '# task = "classify"  # or "embed"' in report.toml
+
+
+def test_a_labels_file_holds_as_many_lines_as_there_can_be_classes(tmp_path: Path) -> None:
+    """What is too much is rejected before a list is made of it: every front end would have that."""
+    output = TensorConfig("y", "FP32", (1000,))
+    config = ModelConfig(name="m", path=tmp_path, outputs=(output,), labels="labels.txt")
+    file = tmp_path / "labels.txt"
+    for text, known in (("cat\r\ndog\n", ["cat", "dog"]), ("x\n" * 20_000, ["x"] * 20_000)):
+        file.write_text(text, newline="")
+        assert read_labels(config) == {"y": known}
+    for text, why in (
+        ("\n" * 1_000_000, "has 1000001 lines, and at most 66536 can be labels of an output of [1000]"),
+        ("\v" * 100_000, "has 100001 lines"),
+        ("x" * (5 << 20), "too large for labels"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            read_labels(config)
+    varying = replace(config, outputs=(replace(output, dims=(-1,)),))
+    file.write_text("x\n" * 100_000)
+    assert len(read_labels(varying)["y"]) == 100_000
+    file.write_text("x\n" * 300_000)
+    with pytest.raises(ConfigError, match="at most 262144"):
+        read_labels(varying)

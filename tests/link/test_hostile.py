@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import write_catalog
+from carpool.link.catalog_changes import CatalogWriter
 from carpool.link.records import (
     ASK,
     CANCEL,
@@ -37,7 +37,6 @@ from carpool.link.records import (
     TO_FRONTEND,
     RecordReader,
     to_engine,
-    to_frontend,
 )
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.memory.client_files import OpenRegion
@@ -392,10 +391,10 @@ def test_a_front_end_that_takes_no_catalogue_is_given_up(monkeypatch: pytest.Mon
         async with joined() as link:
             sock, _ = await link.raw(SIZE)
             with sock:
-                for _ in range(5000):
+                for number in range(5000):
                     if link.dropped:
                         break
-                    link.engine.publish(*MODELS)
+                    link.engine.publish(*MODELS[: len(MODELS) * (number % 2)])
                     await asyncio.sleep(0)
                 assert link.dropped == [13]
                 await until(lambda: len(link.side.links) == 0)
@@ -412,7 +411,7 @@ def test_an_engine_that_does_not_listen_gets_no_more_than_a_bounded_backlog() ->
         client = Client(door, arena)
         with theirs:
             await door.attach(ours)
-            await send(theirs, to_frontend(CATALOG, 1, OK, write_catalog(catalog_of(1, MODELS))))
+            await send(theirs, CatalogWriter(catalog_of(1, MODELS)).whole())
             await until(lambda: door.serving)
             taken = [client.infer("fixed", FOUR)]
             while not taken[-1].answers:

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, ModelError, Unavailable, Unsupported
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import write_catalog
+from carpool.link.catalog_changes import CatalogWriter
 from carpool.link.records import (
     ADMITTED,
-    CATALOG,
     DONE,
     MAX_PART_BYTES,
     OK,
@@ -248,7 +247,7 @@ async def lied_to(lie: bytes) -> list[CarpoolError | None]:
     client = Client(door, arena)
     with theirs:
         await door.attach(ours)
-        await send(theirs, to_frontend(CATALOG, 1, OK, write_catalog(catalog_of(1, MODELS))))
+        await send(theirs, CatalogWriter(catalog_of(1, MODELS)).whole())
         await until(lambda: door.serving)
         calls = [client.infer("many", FOUR, parts=True), client.infer("fixed", FOUR)]
         await send(theirs, lie)

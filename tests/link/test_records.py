@@ -17,7 +17,6 @@ from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
 from carpool.link.advice import GATE_BYTES, MAX_VALUES, GateTable
 from carpool.link.child_process import Control, control_pair
-from carpool.link.door import Catalog, IndexEntry, read_catalog, write_catalog
 from carpool.link.link_failures import read_failure, write_failure
 from carpool.link.records import (
     AS_DECLARED,
@@ -30,7 +29,7 @@ from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate
 from carpool.memory.arena import create_memory, map_memory
 from later import many
-from link.echo import MODELS, catalog_of
+from link.echo import MODELS
 from link.joined import run
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
@@ -144,28 +143,6 @@ def test_who_was_given_up_hears_the_same_words_too(waited: float, budget: float,
     assert isinstance(said, Refused)
     assert (back.reason, back.numbers, back.retry_after_s) == ("given-up", said.numbers, said.retry_after_s)
     assert back.retry_after_s == pytest.approx(retry, abs=1e-6)
-
-
-def test_a_catalogue_survives_the_way() -> None:
-    index = [IndexEntry("fixed", "1", "READY"), IndexEntry("late", "2", "LOADING", "not yet")]
-    catalog = Catalog(5, True, catalog_of(5, MODELS).entries, {"fixed": MODELS[0]}, index)
-    back = read_catalog(5, write_catalog(catalog), {})
-    assert (back.number, back.ready, list(back.index)) == (5, True, index)
-    assert back.entries.keys() == catalog.entries.keys()
-    assert back.newest["fixed"] is back.entries["fixed", "1"]
-    for was, now in zip(catalog.entries.values(), back.entries.values(), strict=True):
-        assert now.signature.inputs == was.signature.inputs
-        assert now.signature.outputs == was.signature.outputs
-        for field in ("key", "name", "version", "platform", "mode", "slo", "config", "labels", "row"):
-            assert getattr(now, field) == getattr(was, field)
-
-
-def test_entries_that_stay_are_the_same_objects() -> None:
-    first = read_catalog(1, write_catalog(catalog_of(1, MODELS)), {})
-    known = {entry.key: entry for entry in first.entries.values()}
-    second = read_catalog(2, write_catalog(catalog_of(2, MODELS[:2])), known)
-    assert second.entries["fixed", "1"] is first.entries["fixed", "1"]
-    assert ("words", "1") not in second.entries
 
 
 # ── the gate's table ──

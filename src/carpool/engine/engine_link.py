@@ -23,7 +23,8 @@ from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.decoupled import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
-from carpool.link.door import Catalog, ModelEntry, write_catalog
+from carpool.link.catalog_changes import CatalogWriter
+from carpool.link.door import Catalog, ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.records import Fields, HeardSources, Outbox, ProtocolError, RecordReader, to_frontend
 from carpool.link.request_place import RequestPlace, inline_size, put_inline
@@ -357,10 +358,11 @@ class EngineLink:
         if self._transport is not None:
             self._transport.abort()
 
-    def publish(self, number: int, catalog: bytes) -> None:
+    def publish(self, catalog: bytes) -> None:
+        """Sends records of a catalogue: all of it first, and from then on what changed."""
         if self._outbox.full:
             self._drop("it does not read")
-        self._outbox.put(to_frontend(records.CATALOG, number, records.OK, catalog))
+        self._outbox.put(catalog)
 
     # The connection.
 
@@ -518,7 +520,8 @@ class EngineSide:
         self.links: set[EngineLink] = set()
         self._arenas = 0
         self._seen = asyncio.Event()
-        self._catalog = (0, b"")
+        self._number = 0  # of the catalogue
+        self._catalog = CatalogWriter(engine.catalog)
         engine.listen(self._publish, self.everyone_saw)
         self._publish(engine.catalog)
 
@@ -543,7 +546,7 @@ class EngineSide:
 
     def opened(self, link: EngineLink) -> None:
         self.links.add(link)
-        link.publish(*self._catalog)
+        link.publish(self._catalog.whole())
 
     def closed(self, link: EngineLink) -> None:
         self.links.discard(link)
@@ -555,11 +558,11 @@ class EngineSide:
 
     async def answer(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the engine. If that changes the catalogue, every front end has it before the answer leaves."""
-        before = self._catalog[0]
+        before = self._number
         answer = await self.engine.ask(what, arguments)
-        if self._catalog[0] != before:
+        if self._number != before:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.everyone_saw(self._catalog[0]), _SEEN_WITHIN_S)
+                await asyncio.wait_for(self.everyone_saw(self._number), _SEEN_WITHIN_S)
         return answer
 
     async def everyone_saw(self, number: int) -> None:
@@ -571,6 +574,7 @@ class EngineSide:
     def _publish(self, catalog: Catalog) -> None:
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self.entries = {entry.key: entry for entry in entries}
-        self._catalog = (catalog.number, write_catalog(catalog))
+        self._number = catalog.number
+        change = self._catalog.change(catalog)
         for link in list(self.links):
-            link.publish(*self._catalog)
+            link.publish(change)

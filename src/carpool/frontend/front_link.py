@@ -15,7 +15,8 @@ from carpool.core.job import INFINITY
 from carpool.core.refusal_words import SPARE as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, Ask, Hears, ModelEntry, Sender, read_catalog
+from carpool.link.catalog_changes import CatalogReader
+from carpool.link.door import Answer, Ask, Hears, ModelEntry, Sender
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -28,6 +29,7 @@ from carpool.link.records import (
     BOOKING_NEWS,
     CANCEL,
     CATALOG,
+    CATALOG_PIECE,
     COMING,
     DONE,
     FINISHES,
@@ -79,7 +81,7 @@ if TYPE_CHECKING:
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
-_LIST_BYTES = 16 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
+_LIST_BYTES = 32 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
 _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LONGEST_S = 1e9
 _LOST = "the engine stopped before it answered; retry"
@@ -223,6 +225,7 @@ class FrontLink:
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
         self._outbox = Outbox(loop, self._fail)
+        self._catalog = CatalogReader()
         self.templates = Templates(self._outbox.put)
         self._sources = SaidSources(self._outbox.put)
         self.writable = True
@@ -532,8 +535,10 @@ class FrontLink:
         if kind == ROOM:
             self._find_room(number, payload)
         elif kind == CATALOG:
-            self._door.renewed(read_catalog(number, payload, self._door.known))
+            self._door.renewed(self._catalog.end(number, payload))
             self._outbox.put(to_engine(SEEN, number))
+        elif kind == CATALOG_PIECE:
+            self._catalog.piece(payload)
         elif kind == ANSWER:
             future = self._asks.pop(number, None)
             if future is None:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
-
-import orjson
 
 from carpool.core.front_load import Outside
 from carpool.core.job import ADDRESS, INFINITY
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.memory.arena import MakeRoom, Slot
 from carpool.memory.client_files import Region
-from carpool.types import DATATYPES, MAX_ASKED_CLASSES, RequestOptions, Signature, Tensor, TensorSpec, Timing
+from carpool.types import RequestOptions, Signature, Tensor, Timing
 from carpool.wire import head
 from carpool.wire.v2 import RequestHead
 
@@ -454,62 +452,3 @@ class Door(Protocol):
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Asks the engine a question that is not an inference (statistics, load, unload …): JSON in and
         out."""
-
-
-def write_catalog(catalog: Catalog) -> bytes:
-    """Writes the entries once each, and by their keys where they are named."""
-    listed = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
-    document = {
-        **{each.name: getattr(catalog, each.name) for each in fields(catalog)},
-        "known": list({entry.key: entry for entry in listed}.values()),
-        "entries": [entry.key for entry in catalog.entries.values()],
-        "newest": {name: entry.key for name, entry in catalog.newest.items()},
-        "leaving": [entry.key for entry in catalog.leaving],
-    }
-    return orjson.dumps(document, default=tuple)
-
-
-def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -> Catalog:
-    """`known` are this engine's entries so far. Those that did not change are kept, the very objects: parsed
-    heads and templates hang on to them."""
-    document = orjson.loads(payload)
-    entries = {}
-    for listed in document.pop("known"):
-        kept = known.get(listed["key"])
-        said = (listed["config"], listed["digest"], listed["choices"])
-        unchanged = kept is not None and (kept.config, kept.digest, list(kept.choices)) == said
-        entries[listed["key"]] = kept if kept is not None and unchanged else _read_entry(listed)
-    served = [entries[key] for key in document["entries"]]
-    document |= {
-        "number": number,
-        "entries": {(entry.name, entry.version): entry for entry in served},
-        "newest": {name: entries[key] for name, key in document["newest"].items()},
-        "leaving": [entries[key] for key in document["leaving"]],
-        "index": [IndexEntry(*line) for line in document["index"]],
-        "down": frozenset(document["down"]),
-        "regions": {name: Region(**region) for name, region in document["regions"].items()},
-        "routes": {name: RolloutSplit(*route) for name, route in document["routes"].items()},
-    }
-    return Catalog(**document)
-
-
-def _read_entry(listed: dict[str, Any]) -> ModelEntry:
-    signature = listed["signature"]
-    inputs, outputs = (_read_specs(signature[side]) for side in ("inputs", "outputs"))
-    listed["signature"] = Signature(
-        *(signature["model"], inputs, outputs, signature["max_batch"], signature["told"]),
-        *(_classes(listed), signature["unbatched"]),
-    )
-    return ModelEntry(**{**listed, "row": tuple(listed["row"])})
-
-
-def _classes(listed: Mapping[str, Any]) -> int:
-    """Returns how many may be asked for of an output."""
-    return max((MAX_ASKED_CLASSES, *map(len, listed["labels"].values())))
-
-
-def _read_specs(listed: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(spec["name"], DATATYPES[spec["datatype"]], tuple(spec["shape"]), spec["optional"])
-        for spec in listed
-    )

@@ -34,6 +34,7 @@ BOOKING: Final = 15
 PART: Final = 16
 ROOM: Final = 17
 PLACE: Final = 18
+CATALOG_PIECE: Final = 19
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline

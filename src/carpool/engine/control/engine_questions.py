@@ -354,7 +354,7 @@ class ControlDesk:
         return {}
 
     def _following(self, progress: StartProgress) -> StartProgress:
-        """Tells the front ends, too: not every step, since each costs a whole catalogue."""
+        """Tells the front ends, too: not every step, since all of them look through each catalogue."""
         loop = asyncio.get_running_loop()
         planned: asyncio.TimerHandle | None = None
 

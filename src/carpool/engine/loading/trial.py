@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from carpool.config.file_metadata import read_metadata
 from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.presets import said_of_pixels
 from carpool.config.repository import ModelVersion
+from carpool.config.rules import read_bytes
 from carpool.engine.run.model_inputs import signature_of
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature
 from carpool.vision.claims import Claims, read_claims
@@ -30,7 +32,10 @@ from carpool.vision.tasks.task import Picture, find_picture, outputs_of, widened
 
 log = logger("engine")
 
-_LARGEST_FILE = 4 << 20
+_LARGEST_LABELS = 4 << 20  # bytes
+_MOST_LABELS = 1 << 18
+_MORE_LABELS = 1 << 16  # than the output has numbers: it may be another that names classes
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _SEED = 1
 _OPEN = {Task.DETECT: ("format", "normalized"), Task.POSE: ("format",), Task.OBB: ("format",)}
 _OPEN |= {Task.CLASSIFY: ("activation",), Task.SEGMENT: ("activation",), Task.READ: ("activation",)}
@@ -101,7 +106,7 @@ def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
         if name is None:
             continue
         folder = config.path if config.path.is_dir() else config.path.parent
-        lines = _lines(folder, name)
+        lines = _lines(config, folder, name, output.dims)
         if lines is None:
             log.warning("labels-not-found", model=config.name, file=name)
         else:
@@ -109,13 +114,24 @@ def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
     return labels
 
 
-def _lines(folder: Path, name: str) -> list[str] | None:
+def _lines(config: ModelConfig, folder: Path, name: str, dims: Sequence[int]) -> list[str] | None:
+    """Returns the lines of a labels file. Each front end gets them: a file that has far more of them than its
+    output has numbers holds something else."""
     file = (folder / name).resolve()
     outside = not file.is_relative_to(folder.resolve()) and not Path(name).is_absolute()  # which only we give
     if outside or not file.is_file():
         return None
-    with file.open(encoding="utf-8", errors="replace") as text:
-        return text.read(_LARGEST_FILE).splitlines()
+    data = read_bytes(file, _LARGEST_LABELS, f"larger than {_LARGEST_LABELS} bytes, too large for labels")
+    text = data.decode("utf-8", "replace")
+    lines = 1 + sum(map(text.count, _LINE_ENDS))
+    most = _MOST_LABELS if DYNAMIC in dims else min(_MOST_LABELS, prod(dims) + _MORE_LABELS)
+    if lines > most:
+        raise ConfigError(
+            f"{config.name}: {file} has {lines} lines, and at most {most} can be labels of an output of "
+            f"{list(dims)}: keep one line for each class",
+            field="labels",
+        )
+    return text.splitlines()
 
 
 def trial_shape(found: Examined) -> tuple[int, ...] | None:
