@@ -10,11 +10,14 @@ the fault happens, and a probe beside it looks every 50 ms whether the model is 
               machine's own memory is never touched
 
 `lost` are the requests that got neither an answer nor a word from the server and were not the process's own:
-timed out, never answered, or failed otherwise than by its death. Aim: 0. `first` is the time from the fault
-to the first answer of the model that was hit; `unready` for how long its readiness said no.
+timed out, never answered, or failed otherwise than by its death. Aim: 0. `missed` are those that were not
+answered within 200 ms, for whatever reason. Aim, with --kills: 10 for a front end, 40 for the engine.
+`first` is the time from the fault to the first answer of the model that was hit; `unready` for how long its
+readiness said no.
 
     python benchmarks/faults.py                 # about five minutes
     python benchmarks/faults.py --quick         # the kills, one stop and one lack of memory, within a minute
+    python benchmarks/faults.py --kills         # front ends and engine, one of each: about 120 requests a row
     python benchmarks/faults.py --gpu           # kill -9 of the runner with two compiled networks on a GPU
 """
 
@@ -46,6 +49,7 @@ from load.program import run_program, tied
 
 CARPOOL = str(Path(sys.executable).with_name("carpool"))
 RATE = 60.0
+SLO_MS = 200.0
 WATCHDOG_S = 3.0
 READY_S = 300.0
 _LOOK_S = 0.05
@@ -135,6 +139,7 @@ class Row:
     failed: int = 0
     no_answer: int = 0
     lost: int = 0
+    missed: int = 0
     p99_ms: float = 0.0
     unready_s: float | None = None  # None: it was ready all the time
     first_s: float | None = None  # None: never within the row
@@ -369,6 +374,7 @@ def start_load(
     url = f"grpc://127.0.0.1:{server.grpc}" if over_grpc else f"http://127.0.0.1:{server.http}"
     words = [CARPOOL, "load", url, "--model", model, "--rate", f"{rate:g}", "--json"]
     words += ["--duration", f"{seconds:g}", "--timeout", "10", "--drain", "12"]
+    words += ["--slo-ms", f"{SLO_MS:g}"]
     before = server.answered(model)
     load = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=tied())
     server.until(lambda: server.answered(model) >= before + _WARM, f"{model} under load", 60.0)
@@ -376,9 +382,11 @@ def start_load(
 
 
 def measure(server: Server, role: str, model: str, fault: str, seconds: float, rate: float = RATE) -> Row:
-    over_grpc = role == "grpc"
+    role, _, protocol = role.partition(" over ")
+    over_grpc = "grpc" in (role, protocol)
     load = start_load(server, model, seconds, rate, over_grpc=over_grpc)
     probe = Probe(server, model, over_grpc=over_grpc)
+    called = f"{role} over {protocol}" if protocol else role
     try:
         undo = strike(server, role, fault)
         probe.begin()
@@ -392,7 +400,7 @@ def measure(server: Server, role: str, model: str, fault: str, seconds: float, r
         probe.end()
         load.kill()
         load.wait()
-    return _row(fault, role, model, found, probe)
+    return _row(fault, called, model, found, probe)
 
 
 def _row(fault: str, role: str, model: str, found: dict[str, Any], probe: Probe) -> Row:
@@ -410,6 +418,7 @@ def _row(fault: str, role: str, model: str, found: dict[str, Any], probe: Probe)
         failed=sum(failed.values()),
         no_answer=silent,
         lost=silent + sum(failed.values()) - own,
+        missed=found["offered"] - found["good"],
         p99_ms=round(found["response_ms"]["p99"] or 0.0, 1),
         unready_s=unready,
         first_s=None if probe.first is None else round(probe.first, 2),
@@ -425,8 +434,10 @@ def _is_broken(word: str) -> bool:
 # ---- all of it
 
 
-def plan(*, quick: bool, torch: bool) -> list[tuple[str, str, str]]:
+def plan(*, quick: bool, torch: bool, kills: bool = False) -> list[tuple[str, str, str]]:
     """Role, model, fault."""
+    if kills:
+        return [(role, "steady", "kill") for role in ("http", "grpc", "engine", "engine over grpc")]
     roles = [("http", "steady"), ("grpc", "steady"), ("engine", "steady"), ("worker", "worker")]
     if torch:
         roles.append(("runner", "network"))
@@ -439,13 +450,14 @@ def plan(*, quick: bool, torch: bool) -> list[tuple[str, str, str]]:
 
 
 def run(args: argparse.Namespace, folder: Path) -> list[Row]:
-    torch = find_spec("torch") is not None and not args.quick
-    seconds = 4.0 if args.quick else 12.0
+    torch = find_spec("torch") is not None and not (args.quick or args.kills)
+    seconds = 2.5 if args.kills else 4.0 if args.quick else 12.0
     rows = []
-    with serving(write_models(folder, torch=torch), folder, "--watchdog-s", f"{WATCHDOG_S:g}") as server:
-        for role, model, fault in plan(quick=args.quick, torch=torch):
+    options = ["--watchdog-s", f"{WATCHDOG_S:g}", *(("--frontends", "1") if args.kills else ())]
+    with serving(write_models(folder, torch=torch), folder, *options) as server:
+        for role, model, fault in plan(quick=args.quick, torch=torch, kills=args.kills):
             server.until(lambda model=model: server.infer(model) == 200, f"{model} before {role} {fault}")
-            server.until(lambda role=role: server.pids(role), f"a process of {role}")
+            server.until(lambda role=role: server.pids(role.split()[0]), f"a process of {role}")
             if role == "runner":
                 time.sleep(0.0 if args.quick else 15.0)  # until one stands by
             rows.append(measure(server, role, model, fault, seconds))
@@ -505,10 +517,21 @@ def tell(row: Row) -> None:
 
 
 def show(rows: Sequence[Row]) -> None:
-    heads = ("fault", "process", "model", "offered", "answered", "refused", "failed", "silent", "lost")
+    heads = (
+        "fault",
+        "process",
+        "model",
+        "offered",
+        "answered",
+        "refused",
+        "failed",
+        "silent",
+        "lost",
+        "missed",
+    )
     print("".join(_cells((*heads, "p99 ms", "unready s", "first s"))))
     for row in rows:
-        counts = (row.offered, row.answered, row.refused, row.failed, row.no_answer, row.lost)
+        counts = (row.offered, row.answered, row.refused, row.failed, row.no_answer, row.lost, row.missed)
         times = (f"{row.p99_ms:.0f}", _number(row.unready_s, "0"), _number(row.first_s, "never"))
         print("".join(_cells((row.fault, row.process, row.model, *map(str, counts), *times))))
     print()
@@ -523,13 +546,14 @@ def _number(value: float | None, absent: str) -> str:
 
 
 def _cells(cells: Sequence[str]) -> list[str]:
-    widths = (8, 9, 10, 9, 10, 9, 8, 8, 6, 9, 11, 9)
+    widths = (8, 17, 10, 9, 10, 9, 8, 8, 6, 8, 9, 11, 9)
     return [c.ljust(w) if n < 3 else c.rjust(w) for n, (c, w) in enumerate(zip(cells, widths, strict=True))]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kills", action="store_true", help="kill front ends and engine, one of each")
     parser.add_argument("--gpu", action="store_true", help="kill the runner with two compiled networks")
     parser.add_argument("--gpu-rate", type=float, default=300.0, help="requests a second with --gpu")
     parser.add_argument("--json", action="store_true")
