@@ -11,6 +11,7 @@ from carpool.observe import columns
 from carpool.observe.counters import CounterRow, Row, Table, table_bytes
 from carpool.observe.history import HistoryKeeper, quantile
 from carpool.observe.shared_history import HISTORY_BYTES, KEPT_S, SharedHistory
+from carpool.observe.steady_time import steady_time
 
 
 def points(table: Table, after: int = 0) -> list[dict[str, Any]]:
@@ -92,15 +93,29 @@ def test_who_sends_can_be_left_out() -> None:
     assert [orjson.loads(point) for _, point in history.read(with_senders=False)] == [{"number": 1}]
 
 
-def test_points_are_numbered_by_time_and_rise_though_the_clock_stands(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_points_are_numbered_by_time_and_rise_though_the_clock_stands() -> None:
     table, _, _ = table_with()
-    keeper = HistoryKeeper(table)
-    monkeypatch.setattr("carpool.observe.history.time.time", lambda: 5000.5)
+    keeper = HistoryKeeper(table, day=lambda: 5000.5)
     for _ in range(3):
         keeper.look()
     assert [point["number"] for point in points(table)] == [5000, 5001, 5002]
+
+
+def test_a_machine_whose_clock_is_set_loses_no_points() -> None:
+    clock = {"wall": 16.0, "passed": 100.0}
+    day = steady_time(lambda: clock["wall"], lambda: clock["passed"])
+    table, _, _ = table_with()
+    keeper = HistoryKeeper(table, now=lambda: clock["passed"], day=day)
+    for wall in (16.0, 1.795e9, 1000.0, 1.8e9):
+        clock["wall"] = wall
+        clock["passed"] += 1.0
+        keeper.look()
+    assert [(point["number"], point["time"]) for point in points(table)] == [
+        (17, 17.0),
+        (18, 18.0),
+        (19, 19.0),
+        (20, 20.0),
+    ]
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 1.0), (0.75, 1.5), (1.0, 2.0)])

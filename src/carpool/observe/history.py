@@ -22,6 +22,7 @@ from carpool.observe.counters import Cells, Table
 from carpool.observe.gpu_readings import Gpus
 from carpool.observe.logs import logger
 from carpool.observe.process_tree import family, read_proc
+from carpool.observe.steady_time import steady_time
 
 EVERY_S = 1.0
 MOST_SENDERS = 20
@@ -84,17 +85,26 @@ def quantile(buckets: Sequence[float], bounds: Sequence[float], share: float) ->
 class HistoryKeeper:
     """Writes the points. `look` is called once a second, by one process."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(
+        self,
+        table: Table,
+        now: Callable[[], float] = time.monotonic,
+        day: Callable[[], float] | None = None,
+    ) -> None:
+        """`day` tells the time of the day, and is steady: a point that seems to be hours after the one before
+        would push all others out."""
         self._table = table
+        self._now = now
+        self._day = day or steady_time()
         self._gpus = Gpus()
         self._before = {row.slot: row.cells for row in table.models()}
         self._server = table.server()
-        self._at = time.monotonic()
+        self._at = now()
         self._number = 0
         self._cpu = _cpu_seconds(family(os.getpid()))
 
     def look(self) -> None:
-        now, wall = time.monotonic(), time.time()
+        now, wall = self._now(), self._day()
         self._number = max(self._number + 1, int(wall))
         rows = self._table.models()
         points = {

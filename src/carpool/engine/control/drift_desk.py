@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from carpool.errors import InvalidInput, NotFound, Unavailable
 from carpool.observe.columns import DRIFT_ALARM, DRIFT_PSI, UNCERTAIN_KEPT
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
+from carpool.observe.steady_time import steady_time
 
 _LOOK_S = 2.0
 _SAVE_S = 60.0  # a kill costs the samples of so long: a window has those of an hour
@@ -56,12 +56,15 @@ class WatchedVersion:
 class DriftDesk:
     """Answers "drift", "drift-learn" and "drift-reset", and hears "drift-samples" and "drift-keep".
 
-    `clock` is the wall's: windows go on after a restart. `state` is where they are kept; None keeps nothing.
+    `clock` is of the day: windows go on after a restart. Without one it is steady, so that a machine whose
+    clock is set ends no window. `state` is where they are kept; None keeps nothing.
     """
 
-    def __init__(self, host: EngineHost, state: Path | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, host: EngineHost, state: Path | None, clock: Callable[[], float] | None = None
+    ) -> None:
         self._host = host
-        self._clock = clock
+        self._clock = clock or steady_time()
         self._books = DriftBooks(None if state is None else state / _FOLDER)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drift")
         self._stopped = False
