@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.serve_command import _Screen, _warn_if_open, plain_flags
+from carpool.cli.serve_command import _Screen, _warn_if_open, _warn_of_folders, plain_flags
 from carpool.config.repository import find_models
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
@@ -50,6 +50,15 @@ def test_flags_may_have_values_as_in_triton(given: list[str], plain: list[str]) 
 def test_a_flag_is_true_or_false() -> None:
     with pytest.raises(ConfigError, match="--exit-on-error must be true or false, not 'maybe'"):
         plain_flags(["--exit-on-error=maybe"])
+
+
+def test_folders_that_all_can_write_to_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for mode, said in ((0o755, False), (0o770, False), (0o777, True), (0o1777, True)):
+        tmp_path.chmod(mode)
+        caplog.clear()
+        _warn_of_folders(ServerSettings(state_dir=tmp_path, cache_dir=tmp_path / "absent"))
+        assert ("folder-is-open" in caplog.text) == said, oct(mode)
+    tmp_path.chmod(0o700)
 
 
 def test_keys_close_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,6 +165,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         logger("server").info("memory-limit", **sizes)
     check_files(settings)
     _warn_if_open(settings)
+    _warn_of_folders(settings)
     paths = paths or [Path(one) for one in settings.models] or demo_models()
     settings = replace(settings, models=tuple(map(str, paths)))
     paths = _fetched(_brought(paths, settings), settings)
@@ -285,6 +287,16 @@ def _warn_if_open(settings: ServerSettings) -> None:
             why="every client that reaches this address can load models, and so run code: give "
             "--admin-key-file",
         )
+
+
+def _warn_of_folders(settings: ServerSettings) -> None:
+    """Says which folders of this server every user of the machine can write to."""
+    from carpool.observe.logs import logger
+
+    for name, folder in (("state", settings.state_dir), ("cache", settings.cache_dir)):
+        if folder is not None and folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH:
+            why = f"every user of this machine can change what the server believes: chmod o-w {folder}"
+            logger("server").warning("folder-is-open", what=name, folder=str(folder), why=why)
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
