@@ -295,7 +295,7 @@ def _warn_of_folders(settings: ServerSettings) -> None:
 
     for name, folder in (("state", settings.state_dir), ("cache", settings.cache_dir)):
         if folder is not None and folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH:
-            why = f"every user of this machine can change what the server believes: chmod o-w {folder}"
+            why = "every user of this machine can change the files that this server reads there"
             logger("server").warning("folder-is-open", what=name, folder=str(folder), why=why)
 
 
