@@ -62,7 +62,15 @@ _ROLLOUT = ROLLOUT.lower()
 _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 _DEARER: Final = 16  # fields that are walked one by one, than as many bytes of tensors
 
-Reply = Callable[[bytes | Failure], None]
+
+class LongReply(NamedTuple):
+    """Describes an answer that is sent from where it lies, until nobody needs that any more."""
+
+    pieces: Sequence[Buffer]
+    ended: Callable[[], None]
+
+
+Reply = Callable[[bytes | LongReply | Failure], None]
 
 
 class CallMetadata(NamedTuple):
@@ -356,7 +364,15 @@ class GrpcCall(ClientCall):
             more = kept.body + more
         if answer.timing.__class__ is StepTiming:
             more += messages.text_parameter("carpool_steps", in_words(answer.timing))
-        response = messages.encode_answer(entry, self.id, listed, self._times(answer.timing), more)
+        pieces, size = messages.answer_pieces(entry, self.id, listed, self._times(answer.timing), more)
+        held = answer.held
+        if size > LARGE and held is not None and not self._more:
+            answer.taken = True
+            self._service.server_row.add(BYTES_SENT, sum(map(len, pieces)))
+            self._reply(LongReply(pieces, held.release))
+            self._answer(answer, placed, begun=True)
+            return
+        response = b"".join(pieces)
         self._service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
@@ -443,19 +459,24 @@ class UnaryInfer:
         call.arrived = monotonic()
         await call.begin(plain)
 
-    def _reply(self, result: bytes | Failure) -> None:
+    def _reply(self, result: bytes | LongReply | Failure) -> None:
         rpc, call = self._rpc, self._call
         if rpc is None or call is None:
+            if isinstance(result, LongReply):
+                result.ended()
             return
         status = call.cache_status
+        metadata: Metadata = ()
         self._over()
+        if status is not None:
+            words = (CACHE_WORDS.replace("_", "-"), status.words)
+            metadata = (words, ("cache-status", f"carpool; {status.status}"))
         if isinstance(result, Failure):
             refuse(rpc, result.error, result.times)
-        elif status is None:
-            rpc.answer(result)
+        elif isinstance(result, LongReply):
+            rpc.answer_long(result.pieces, result.ended, metadata)
         else:
-            words = (CACHE_WORDS.replace("_", "-"), status.words)
-            rpc.answer(result, (words, ("cache-status", f"carpool; {status.status}")))
+            rpc.answer(result, metadata)
 
     def left(self) -> None:
         call, task = self._call, self._task

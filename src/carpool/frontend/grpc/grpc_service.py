@@ -87,6 +87,7 @@ class GrpcService(FrontService):
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)
         self.streams: dict[OpenStream, None] = {}  # that are open
+        self.long_answers: dict[Rpc, None] = {}  # that are being sent from slots
 
     def stop(self) -> None:
         """Take no more requests; those that were taken are answered."""
@@ -118,6 +119,8 @@ class GrpcService(FrontService):
 
     def sweep(self, now: float) -> None:
         self.accounts.sweep(now)
+        for rpc in list(self.long_answers):
+            rpc.check_time(now)
         self._spare_memory.freed(self.accounts.freed())
 
     async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:

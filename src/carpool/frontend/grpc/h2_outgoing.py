@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Final
 
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
-from carpool.frontend.grpc.rpc import Rpc
+from carpool.frontend.grpc.rpc import Message, Rpc
 
 _WRITTEN_TOGETHER: Final = 64 * 1024
+_IN_A_TURN: Final = 256 * 1024  # bytes of data of one connection
 _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
 
 
@@ -119,6 +120,19 @@ class Outgoing:
         rpc.pending.append(memoryview(data))
         self.send_end(rpc, last)
 
+    def send_long(self, rpc: Rpc, head: bytes, pieces: Sequence[Message], last: bytes) -> None:
+        """Sends an answer out of the memory that it lies in, a part in each turn of the loop."""
+        views = [memoryview(piece) for piece in pieces if len(piece)]
+        size = sum(map(len, views))
+        rpc.answered()
+        if rpc.stake is not None and not self._accounts.wait(rpc.stake, size, monotonic()):
+            self._ended(rpc)
+            return
+        self.send_head(rpc, head)
+        rpc.pending.append(memoryview(b"\0" + size.to_bytes(4, "big")))
+        rpc.pending += views
+        self.send_end(rpc, last)
+
     def send_head(self, rpc: Rpc, head: bytes) -> None:
         self.send_block(rpc.number, h2.END_HEADERS, head)
 
@@ -138,9 +152,9 @@ class Outgoing:
     # ── windows ──
 
     def pump(self, rpc: Rpc) -> None:
-        """Send what the windows allow."""
+        """Send what the windows allow, and no more than a part of a turn: the rest in later ones."""
         pending = rpc.pending
-        while pending and not self.stalled:
+        while pending and not self.stalled and self._bytes < _IN_A_TURN:
             piece = pending[0]
             count = min(len(piece), rpc.send_window, self.window, self.largest)
             if count <= 0:
@@ -166,7 +180,7 @@ class Outgoing:
 
     def pump_all(self) -> None:
         for rpc in list(self.blocked):
-            if self.stalled:
+            if self.stalled or self._bytes >= _IN_A_TURN:
                 return
             self.pump(rpc)
 
@@ -241,6 +255,9 @@ class Outgoing:
                 self._transport.writelines(out)
         except RuntimeError:
             self._transport.abort()  # uvloop raises when the handle is closed already
+            return
+        if self.blocked and not self.stalled and size >= _IN_A_TURN:
+            self._loop.call_soon(self.pump_all)
 
 
 def _nobody(_what: object) -> None:

@@ -414,8 +414,20 @@ def encode_answer(
     times: Times | None,
     more: bytes = b"",
 ) -> bytes:
-    """A ModelInferResponse; `listed` has the head and the bytes of each output, `more` is appended. Where the
-    time went is not known before the end."""
+    """A ModelInferResponse: see `answer_pieces`."""
+    return b"".join(answer_pieces(entry, request_id, listed, times, more)[0])
+
+
+def answer_pieces(
+    entry: ModelEntry,
+    request_id: bytes,
+    listed: Sequence[tuple[bytes, Buffer]],
+    times: Times | None,
+    more: bytes = b"",
+) -> tuple[list[Buffer], int]:
+    """Returns a ModelInferResponse in pieces, and the bytes of the outputs; `listed` has the head and the
+    bytes of each output, `more` is appended. Where the time went is not known before the end."""
+    size = 0
     pieces: list[Buffer] = [_prefix(entry.name, entry.version)]
     if request_id:
         pieces += (framing(_ANSWER_ID, len(request_id)), request_id)
@@ -425,8 +437,9 @@ def encode_answer(
     pieces += [head for head, _ in listed]
     for _, data in listed:
         pieces += (_before_raw(len(data)), data)
+        size += len(data)
     pieces.append(more)
-    return b"".join(pieces)
+    return pieces, size
 
 
 def encode_outputs(listed: Sequence[tuple[bytes, Buffer]]) -> bytes:

@@ -14,11 +14,13 @@ import asyncio
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
 
 from carpool.core.job import INFINITY
 from carpool.errors import Unavailable
@@ -43,6 +45,7 @@ _EMPTY = memoryview(b"")
 _CUT_OFF: Final = "the call ended within a message"
 _GROWTH: Final = 4  # bytes copied per byte of a message: at most a third
 _LEVEL: Final = 6
+_IN_SLOT_S = 1.0  # that a long answer may lie in its slot while its client reads it
 
 TOO_SLOW: Final = "the client does not read responses as fast as the model gives them"
 
@@ -72,7 +75,8 @@ class Handler(Protocol):
 
 class Rpc:
     __slots__ = (
-        *("_compressed", "_drained", "_got", "_head_sent", "_inflated", "_later", "_messages"),
+        *("_compressed", "_drained", "_ended", "_got", "_head_sent", "_inflated", "_later", "_long_since"),
+        "_messages",
         *("_outgoing", "_prefix", "_queue", "_size", "_timer", "_unread", "body", "client", "compress"),
         *(
             "deadline",
@@ -125,6 +129,8 @@ class Rpc:
         self.pending: deque[memoryview] = deque()  # data for which there is no window
         self.last_block: bytes | None = None  # the last block, behind them
         self._drained: asyncio.Future[None] | None = None
+        self._ended: Callable[[], None] | None = None  # gives back what a long answer lies in
+        self._long_since = 0.0
 
     def start(self, handler: Handler) -> None:
         self.handler = handler
@@ -187,6 +193,8 @@ class Rpc:
         """Nothing is held for it any more."""
         stake, self.stake = self.stake, None
         self.service.accounts.close(stake)
+        if self._ended is not None:
+            self._give_back()
 
     def _let_go(self, size: int) -> None:
         if self.stake is not None:
@@ -390,6 +398,53 @@ class Rpc:
         else:
             self._answer(b"\x00", message, metadata)
 
+    def answer_long(
+        self, pieces: Sequence[Message], ended: Callable[[], None], metadata: Metadata = ()
+    ) -> None:
+        """As `answer`, from memory that is not copied before it is sent. `ended` is called once, when nothing
+        of it is needed any more."""
+        outgoing = self._outgoing
+        if self.over or outgoing is None:
+            ended()
+        elif self.compress and self.compress in self.head.accepts:
+            work = self.service.threads.submit(compressed_pieces, pieces, self.compress)
+
+            def go_on(done: asyncio.Future[tuple[bytes, bytes]]) -> None:
+                ended()
+                self._compressed_aside(done, metadata)
+
+            asyncio.wrap_future(work).add_done_callback(go_on)
+        else:
+            self._head_sent = True
+            self._finish()
+            self._ended, self._long_since = ended, monotonic()
+            self.service.long_answers[self] = None
+            last = trailers(Status.OK, "", metadata) if metadata else FINE
+            outgoing.send_long(self, HEAD, pieces, last)
+
+    def check_time(self, now: float) -> None:
+        """Called every sweep, for a long answer: where its client is slow, it leaves the slot that it lies
+        in."""
+        if self._ended is not None and now - self._long_since >= _IN_SLOT_S:
+            self._long_since = INFINITY
+            work = self.service.threads.submit(together, list(self.pending))
+            asyncio.wrap_future(work).add_done_callback(self._moved)
+
+    def _moved(self, work: asyncio.Future[memoryview]) -> None:
+        if self._ended is None or work.cancelled() or work.exception() is not None:
+            return
+        moved, left = work.result(), sum(map(len, self.pending))
+        self.pending.clear()
+        if left:
+            self.pending.append(moved[len(moved) - left :])
+        self._give_back()
+
+    def _give_back(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self.service.long_answers.pop(self, None)
+            ended()
+
     def _compressed_aside(self, done: asyncio.Future[tuple[bytes, bytes]], metadata: Metadata) -> None:
         if not self.over and not done.cancelled():
             flag, message = done.result()
@@ -485,6 +540,23 @@ def compressed(message: bytes, encoding: str) -> tuple[bytes, bytes]:
         return b"\x01", compressor.compress(message) + compressor.flush()
     except (MemoryError, zlib.error):
         return b"\x00", message
+
+
+def compressed_pieces(pieces: Sequence[Message], encoding: str) -> tuple[bytes, bytes]:
+    """As `compressed`, of what is never in one piece before that."""
+    wbits = zlib.MAX_WBITS + (16 if encoding == "gzip" else 0)
+    try:
+        compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits)
+        found = [compressor.compress(piece) for piece in pieces]
+        return b"\x01", b"".join((*found, compressor.flush()))
+    except (MemoryError, zlib.error):
+        return b"\x00", b"".join(pieces)
+
+
+def together(pieces: Sequence[memoryview]) -> memoryview:
+    """Returns a copy, which is made without the interpreter lock."""
+    copied = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces if len(piece)])
+    return memoryview(copied.data)
 
 
 # ── work for a call ──

@@ -15,7 +15,7 @@ from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, Reply, read_metadata
+from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, LongReply, Reply, read_metadata
 from carpool.frontend.grpc.grpc_service import (
     Failure,
     GrpcService,
@@ -241,7 +241,8 @@ class Stream:
 
     # ── answers ──
 
-    def _reply(self, call: StreamCall, result: bytes | Failure) -> None:
+    def _reply(self, call: StreamCall, result: bytes | LongReply | Failure) -> None:
+        assert not isinstance(result, LongReply)  # in a stream all answers are copied
         self._waiting.discard(call)
         call.forget()
         if isinstance(result, Failure):
