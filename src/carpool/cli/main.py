@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from carpool import __version__
 from carpool.cli.help_page import Verb, option_rows, page
+from carpool.cli.terminal_text import guard_terminal
 from carpool.cli.verb_options import LISTED_LAST
 from carpool.compiling import form, other_form
 from carpool.errors import CarpoolError
@@ -88,6 +89,7 @@ class Verbs(TyperGroup):
         return verb, " ".join(said.split())
 
     def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        guard_terminal()
         try:
             words = list(sys.argv[1:] if args is None else args)
             if words[:1] == ["serve"]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from carpool.cli.terminal_text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -53,9 +55,9 @@ def made_table(
 
     made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
     for title in titles:
-        made.add_column(title, justify="left" if title in left else "right")
+        made.add_column(printable(title), justify="left" if title in left else "right")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 
@@ -64,7 +66,7 @@ def paragraph(text: str, bullet: str = "") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    shown = console()
+    shown, text = console(), printable(text)
     if not bullet:
         shown.print(Text(text))
         return
