@@ -281,6 +281,46 @@ def test_noise_decides_the_unit_of_dense_boxes(unit: float, tmp_path: Path) -> N
         assert max(box[2] for box in boxes) > 64  # of 128
 
 
+def test_yolox_without_its_decoding(tmp_path: Path) -> None:
+    """xy = (xy + cell) × stride, wh = exp(wh) × stride, score = objectness × class, as its own demo does."""
+    cells = [(x, y, side) for side in (8, 16, 32) for y in range(64 // side) for x in range(64 // side)]
+    grid = np.array(cells, float)
+    raw = np.concatenate([RANDOM.normal(0.5, 0.5, (84, 2)), RANDOM.normal(0.3, 0.4, (84, 2))], axis=1)
+    rows = np.concatenate([raw, RANDOM.random((84, 4))], axis=1)
+    found = vision(head(tmp_path, {"output": rows}), preset="yolox")
+    assert (found.task, found.table.format, found.assumed) == ("detect", "yolox", ())  # type: ignore[union-attr]
+    image = found.image
+    assert (image.channels, image.scale, image.anchor, image.pad) == ("bgr", 1.0, "top_left", 114)
+    centres = (raw[:, :2] + grid[:, :2]) * grid[:, 2:]
+    sizes = np.exp(raw[:, 2:]) * grid[:, 2:]
+    scores = rows[:, 4:5] * rows[:, 5:]
+    answer = tasks.build(found).answer(
+        {"output": rows.astype(np.float32)}, Geometry(64, 64, 64, 64, 1, 1), Options(score=0.5, iou=1.0)
+    )
+    best = [at for at in np.argsort(-scores.max(axis=1)) if scores[at].max() >= 0.5]
+    assert len(best) == len(answer["detections"]) > 3
+    for at, one in zip(best, answer["detections"], strict=True):
+        box = np.clip([*(centres[at] - sizes[at] / 2), *(centres[at] + sizes[at] / 2)], 0, 64)
+        assert one["class_id"] == scores[at].argmax()
+        assert one["score"] == pytest.approx(scores[at].max(), abs=1e-5)
+        assert one["box"] == pytest.approx(box.tolist(), abs=0.02)
+
+
+def test_mmdeploys_detectors(tmp_path: Path) -> None:
+    """RTMDet among them: corners in the input and a score, and a class from 0."""
+    corners = RANDOM.uniform(0, 30, (9, 2))
+    rows = np.concatenate([corners, corners + RANDOM.uniform(1, 30, (9, 2)), RANDOM.random((9, 1))], axis=1)
+    outputs = {"dets": rows, "labels": RANDOM.integers(0, 3, 9)}
+    found = vision(head(tmp_path, outputs), labels=labels(tmp_path, 3), preset="rtmdet")
+    assert (found.task, found.table.format, found.assumed) == ("detect", "dets_labels", ())  # type: ignore[union-attr]
+    assert (found.image.channels, found.image.mean) == ("bgr", (103.53, 116.28, 123.675))
+    order = [at for at in np.argsort(-rows[:, 4]) if rows[at, 4] >= 0.3]
+    wanted = [
+        (int(outputs["labels"][at]), rows[at, 4], (rows[at, :4] * (2, 1.5, 2, 1.5)).tolist()) for at in order
+    ]
+    same(detections(found, outputs), wanted)
+
+
 # ---- families that no task reads
 
 
@@ -387,6 +427,7 @@ def test_what_takes_no_picture_says_why(tmp_path: Path) -> None:
     output = {"y": RANDOM.random(10)}
     for inputs, words in (
         ({"a": (1, 3, 64, 64), "b": (1, 3, 64, 64)}, "2 inputs, and an image route fills one"),
+        ({"a": (1, 3, 64, 64), "orig_target_sizes": (1, 2)}, "Export it without its postprocessor"),
         ({"a": (8, 3, 64, 64)}, "a fixed batch of 8"),
         ({"a": (1, 16, 3, 64, 64)}, "those of a video or a volume"),
         ({"a": (1, 4, 64, 64)}, "4 channels, and images have 1 or 3"),

@@ -184,7 +184,9 @@ class BoxSettings:
 class DetectSettings(BoxSettings):
     """How raw detector outputs become boxes; what is None is told from the model."""
 
-    format: str | None = _key(None, *_HEADS, "boxes_scores", "boxes_labels_scores", "detr", "rtdetr")
+    format: str | None = _key(
+        None, *_HEADS, "boxes_scores", "boxes_labels_scores", "detr", "rtdetr", "yolox", "dets_labels"
+    )
     normalized: bool | None = None  # boxes from 0 to 1 instead of in pixels of the input
     # how one is written; in corners_yx y comes first
     boxes: str | None = _key(None, "corners", "centers", "corners_yx")

@@ -25,7 +25,13 @@ _CLIP: Mapping[str, Any] = {
     "std": (0.26862954, 0.26130258, 0.27577711),
 }
 _KERAS = {"resize": "stretch", "kernel": "bilinear"}
-_ORDERS: Mapping[str, str] = {"keras-caffe": "bgr"}  # of channels; the others' is RGB
+_MEGVII = {"resize": "letterbox", "anchor": "top_left", "kernel": "bilinear", "scale": 1.0}
+_RTMDET = {"mean": (103.53, 116.28, 123.675), "std": (57.375, 57.12, 58.395)}
+_ORDERS: Mapping[str, str] = {
+    "keras-caffe": "bgr",
+    "yolox": "bgr",
+    "rtmdet": "bgr",
+}  # of channels; the others' is RGB
 _VALUES_OF: Mapping[str, Mapping[str, Any]] = {
     "torchvision": {"resize": "crop", "crop": 0.875, "kernel": "pil-bilinear", **_IMAGENET},
     "timm": {"resize": "crop", "crop": 0.875, "kernel": "pil-bicubic", **_IMAGENET},
@@ -34,6 +40,9 @@ _VALUES_OF: Mapping[str, Mapping[str, Any]] = {
     "keras-caffe": {**_KERAS, "scale": 1.0, "mean": (103.939, 116.779, 123.68)},
     "ultralytics": {"resize": "letterbox", "kernel": "bilinear", "scale": 1 / 255},
     "rfdetr": {**_KERAS, **_IMAGENET},
+    "rtdetr": {"resize": "stretch", "kernel": "pil-bilinear", "scale": 1 / 255},
+    "rtmdet": {**_MEGVII, **_RTMDET},
+    "yolox": _MEGVII,
     "plain": {"resize": "letterbox", "scale": 1 / 255},
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.config.model import KEPT, BoxSettings
+from carpool.errors import ModelError
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
 
 _FAR = 1e6  # pixels: beyond, areas would overflow
-FINAL = ("end2end", "detr", "rtdetr", "boxes_labels_scores")
+FINAL = ("end2end", "detr", "rtdetr", "boxes_labels_scores", "dets_labels")
 """Formats of models that have chosen their boxes themselves."""
 
 
@@ -59,6 +60,24 @@ def yolov5(output: Array, least: float, more: int = 0) -> Found:
     scores = chosen[:, 4] * chosen[np.arange(len(rows)), 5 + best]
     enough = np.flatnonzero(scores >= least)
     return Found(from_centres(chosen[enough, :4]), scores[enough], best[enough], chosen[enough, last:])
+
+
+CELLS = (8, 16, 32)
+"""Pixels of the cells of YOLOX's levels, whose rows come one level after the other."""
+
+
+def yolox(output: Array, least: float, height: int, width: int) -> Found:
+    """Reads [cells, 5 + classes], as yolov5, of an input of this size: centres are offsets from their cell's
+    corner in cells, and sizes are logarithms of cells."""
+    grids = []
+    for side in CELLS:
+        rows, columns = np.mgrid[: height // side, : width // side].reshape(2, -1)
+        grids.append(np.stack((columns, rows, np.full(len(rows), side)), axis=1))
+    grid = np.concatenate(grids).astype(output.dtype)
+    if len(grid) != len(output):
+        raise ModelError(f"the model returned {len(output)} rows instead of {len(grid)}, one for each cell")
+    boxes = np.concatenate((output[:, :2] + grid[:, :2], np.exp(output[:, 2:4])), axis=1) * grid[:, 2:]
+    return yolov5(np.concatenate((boxes, output[:, 4:]), axis=1), least)
 
 
 def kept(rows: Array, least: float) -> Found:

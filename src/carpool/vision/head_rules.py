@@ -25,7 +25,7 @@ from carpool.config.model import (
 )
 from carpool.types import Array, Datatype
 from carpool.vision.coco_numbers import COCO_NUMBERS
-from carpool.vision.known_families import in_levels, spread_over
+from carpool.vision.known_families import in_levels, offsets_of_cells, spread_over
 from carpool.vision.recognition import FLOATS, WRITTEN, WRITTEN_END, Facts, OutputFact, Reading
 
 _NUMBERS = (Datatype.UINT8, Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64, Datatype.UINT16)
@@ -104,6 +104,9 @@ def _anchors(facts: Facts, table: OutputFact) -> str | None:
 
 def _dense(facts: Facts) -> Iterator[Reading]:
     for table in facts.floats(2):
+        if offsets_of_cells(table, facts):
+            yield from _of_cells(facts, table)
+            continue
         form = _anchors(facts, table)
         if form is None and facts.insist:
             form = facts.form or _by_the_longer_side(table)
@@ -112,6 +115,16 @@ def _dense(facts: Facts) -> Iterator[Reading]:
                 continue
         if form is not None:
             yield from _of_anchors(facts, table, form)
+
+
+def _of_cells(facts: Facts, table: OutputFact) -> Iterator[Reading]:
+    """Reads YOLOX without its decoding."""
+    assert table.sample is not None
+    classes = table.shape[1] - 5
+    if _fractions(table.sample[:, 4:]) and facts.form in (None, "yolox"):
+        settings = DetectSettings("yolox", normalized=False, boxes="centers")
+        why = f"{table} has for each cell of YOLOX's a box as offsets, and {classes} classes"
+        yield Reading(Task.DETECT, settings, (table.spec,), why, classes, certain=True)
 
 
 def _by_the_longer_side(table: OutputFact) -> str | None:
@@ -367,6 +380,20 @@ def _first_number(facts: Facts) -> tuple[str, ...]:
     return ("labels",) if given and facts.labels[0].strip().lower() not in _NOTHING else ()
 
 
+def _dets(facts: Facts) -> Iterator[Reading]:
+    """Reads what mmdeploy makes of mmdetection's models, RTMDet among them: corners in pixels of the input
+    with a score, and the number of a class, from 0."""
+    named = {one.spec.name: one for one in facts.outputs}
+    rows, labels = named.get("dets"), named.get("labels")
+    if rows is None or labels is None or rows.shape[1:] != (5,) or len(labels.shape) != 1:
+        return
+    if labels.spec.datatype in FLOATS or facts.form not in (None, "dets_labels"):
+        return
+    settings = DetectSettings("dets_labels", normalized=False, boxes="corners")
+    why = f"{rows} and {labels} are called and shaped as mmdeploy's"
+    yield Reading(Task.DETECT, settings, (rows.spec, labels.spec), why, None, certain=True)
+
+
 def _one(facts: Facts, rank: int, *words: str) -> OutputFact | None:
     """The first output of so many dimensions whose name has such a word in it."""
     return next((one for one in facts.outputs if len(one.shape) == rank and one.called(*words)), None)
@@ -562,6 +589,7 @@ def _stays_small(one: OutputFact) -> bool:
 _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (
     _pairs,
     _labelled,
+    _dets,
     _dense,
     _chosen,
     _rtdetr,

@@ -39,9 +39,9 @@ def known_family(facts: Facts) -> KnownFamily | None:
         )
     if in_levels(facts):
         return KnownFamily(f"they look like SCRFD's, boxes for each cell of several levels: {_SERVED}", True)
-    if any(_offsets_of_cells(one, facts) for one in facts.floats(2)):
-        what = "boxes are offsets within cells, and no task reads them: export it with decode_in_inference"
-        return KnownFamily(f"they look like YOLOX's without its decoding, whose {what}", True)
+    if any(offsets_of_cells(one, facts) and not _shares(one) for one in facts.floats(2)):
+        what = "values behind the box are no probabilities: export it as YOLOX's own tools do"
+        return KnownFamily(f"they look like YOLOX's without its decoding, but their {what}", True)
     return _heatmaps(facts)
 
 
@@ -58,15 +58,20 @@ def in_levels(facts: Facts) -> bool:
     return any(sum(each * _cells(facts, stride) in rows for stride in _STRIDES) > 1 for each in _PER_CELL)
 
 
-def _offsets_of_cells(rows: OutputFact, facts: Facts) -> bool:
+def offsets_of_cells(rows: OutputFact, facts: Facts) -> bool:
     """Looks for a row for each cell of all levels, with a box, an objectness and classes, whose box is
     neither where the cell is nor in fractions."""
-    if DYNAMIC in (facts.height, facts.width) or rows.sample is None or rows.shape[1] < 6:
+    if rows.sample is None or rows.shape[1] < 6 or facts.height % 32 or facts.width % 32:
         return False
-    if rows.shape[0] != sum(_cells(facts, stride) for stride in _STRIDES) or spread_over(rows, facts):
+    cells = sum(_cells(facts, stride) for stride in _STRIDES)
+    if rows.shape[0] != cells or rows.shape[1] == cells or spread_over(rows, facts):
         return False
     boxes = rows.sample[:, :4]
     return bool((boxes < 0).any() or (boxes > 1).any())
+
+
+def _shares(rows: OutputFact) -> bool:
+    return rows.sample is not None and bool((abs(rows.sample[:, 4:] - 0.5) <= 0.5).all())
 
 
 def spread_over(rows: OutputFact, facts: Facts) -> bool:

@@ -168,11 +168,12 @@ def _sure(facts: Facts, found: Sequence[Reading], claimed: bool) -> list[Reading
 def _as_declared(facts: Facts, found: list[Reading], evidence: list[str]) -> Verdict:
     if facts.form is not None:
         found = [one for one in found if getattr(one.table, "format", None) == facts.form]
+    family = known_family(facts)
     if not found:
-        return Verdict(None, tuple(evidence))
+        ask = f"its outputs are {facts.in_words()}: {family.words}" if family and not facts.form else ""
+        return Verdict(None, tuple(evidence), ask)
     shown = [one for one in found if not one.by_shape] or found
     best = next(iter(_sure(facts, shown, claimed=True)), shown[0])
-    family = known_family(facts)
     if family is not None:
         evidence.append(family.words)
         if best.by_shape and family.certain and facts.form is None:

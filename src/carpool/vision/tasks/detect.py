@@ -20,6 +20,7 @@ from carpool.vision.boxes import (
     least_score,
     of_head,
     sound,
+    yolox,
 )
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import (
@@ -90,7 +91,7 @@ class Detect(VisionTask):
             _check_within(options, table)
         arrays = [read_floats(outputs, spec) for spec in self._settings.outputs]
         with np.errstate(all="ignore"):  # of what is not a number nothing comes, below
-            found = self._candidates(arrays, least_score(table, options))
+            found = self._candidates(arrays, least_score(table, options), geometry)
             if table.normalized:
                 sides = np.array([geometry.input_width, geometry.input_height] * 2, found.boxes.dtype)
                 found = found._replace(boxes=found.boxes * sides)
@@ -101,12 +102,17 @@ class Detect(VisionTask):
             for label, class_id, score, box in listed(self._settings, found.only(stay), placed[stay])
         ]
 
-    def _candidates(self, arrays: list[Array], least: float) -> Found:
+    def _candidates(self, arrays: list[Array], least: float, geometry: Geometry) -> Found:
         table = self._table
         if table.format in ("yolov8", "yolov5", "end2end", KEPT):
             return of_head(table.format, arrays[0], least)
-        if table.format == "boxes_labels_scores":
-            boxes, labels, scores = arrays
+        if table.format == "yolox":
+            return yolox(arrays[0], least, geometry.input_height, geometry.input_width)
+        if table.format in ("boxes_labels_scores", "dets_labels"):
+            boxes, labels = arrays[:2]
+            if table.format == "dets_labels":
+                _check_width(boxes, 5)
+            boxes, scores = (boxes[:, :4], boxes[:, 4]) if len(arrays) == 2 else (boxes, arrays[2])
             _check_rows(boxes, labels, scores)
             good = (scores >= least) & (labels >= 0) & np.isfinite(labels)
             found = Found(boxes[good], scores[good], labels[good].astype(np.intp), boxes[good, 4:])
@@ -150,6 +156,11 @@ def _check_rows(boxes: Array, *others: Array) -> None:
     for other in others:
         if len(boxes) != len(other):
             raise ModelError(f"the model returned {len(boxes)} boxes and {len(other)} rows of scores")
+
+
+def _check_width(rows: Array, numbers: int) -> None:
+    if rows.shape[1:] != (numbers,):
+        raise ModelError(f"the model returned rows of {rows.shape[1:]} numbers instead of {numbers}")
 
 
 def _check_within(options: Options, table: DetectSettings) -> None:
