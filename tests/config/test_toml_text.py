@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from carpool.config.pipeline_toml import pipeline_config
 from carpool.config.toml import toml_config
 from carpool.config.toml_text import parse_toml
-from carpool.config.triton import pbtxt_config
+from carpool.config.triton import pbtxt_config, read_override
 from carpool.errors import ConfigError
 
 
@@ -64,9 +65,11 @@ def test_what_is_small_is_parsed_as_before(pieces: list[str]) -> None:
         assert parse_toml(text, "file") == expected
 
 
-def test_messages_of_a_pbtxt_are_counted() -> None:
+def test_messages_of_triton_are_counted() -> None:
     with pytest.raises(ConfigError, match=r"m/config\.pbtxt:1:700006: more than 100000 values"):
         pbtxt_config("input{}" * 100_001, Path("m/config.pbtxt"))
+    with pytest.raises(ConfigError, match=r"config: more than 100000 values"):
+        read_override(json.dumps({"input": [{}] * 100_001}), Path("m"), "m")
 
 
 def test_a_key_that_is_set_twice_is_named_with_both_lines() -> None:

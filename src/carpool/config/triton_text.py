@@ -255,6 +255,7 @@ def _single(place: str, field: FieldDescriptor, value: Any) -> Iterator[_Value]:
     if field.message_type is not None:
         if not isinstance(value, dict):
             raise ConfigError(f"{place}: takes an object with the fields of a {field.message_type.name}")
+        yield place, field, None  # it counts, also where it is empty
         yield from _values(value, field.message_type, f"{place.removeprefix('config.')}.")
     elif isinstance(value, dict | list) or value is None:
         raise ConfigError(f"{place}: takes one value, not {'null' if value is None else 'a list or object'}")
@@ -265,6 +266,8 @@ def _single(place: str, field: FieldDescriptor, value: Any) -> Iterator[_Value]:
 def _blame(values: Iterable[_Value]) -> None:
     """Tries the values one by one, since protobuf does not always say which of them it means."""
     for place, field, value in values:
+        if value is None:
+            continue
         try:
             alone = [value] if is_repeated(field) else value
             json_format.ParseDict({field.name: alone}, GetMessageClass(field.containing_type)())
