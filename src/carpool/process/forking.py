@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -34,7 +35,12 @@ def _live(role: str, fd: int) -> NoReturn:
 
 def show_as(*words: str) -> None:
     """Makes `ps` and /proc show a forked process like one that was started with these arguments, behind the
-    interpreter's own. What does not fit into the memory of the old arguments is not shown."""
+    interpreter's own. Where they do not fit, or /proc says nothing, it looks like its zygote."""
+    with suppress(OSError, ValueError, IndexError):
+        _show_as(words)
+
+
+def _show_as(words: Sequence[str]) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     kept = Path("/proc/self/cmdline").read_bytes().split(b"\0")[: len(sys.orig_argv) - len(sys.argv)]

@@ -7,15 +7,18 @@ import asyncio
 import itertools
 import socket
 import threading
+from typing import ClassVar
 
 import pytest
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
 from carpool.frontend.http.exchange import Exchange
-from carpool.frontend.http.http_server import HttpServer, check_free, listen
+from carpool.frontend.http.http_server import HttpServer, Listeners, check_free, listen
+from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HttpHead
 from frontend.http.harness import PATIENCE, PathApp, Serving, serving
+from waiting import until_in_loop as until
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -28,6 +31,50 @@ def test_two_servers_can_share_a_port() -> None:
     for bound in first + second:
         assert bound.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
         bound.close()
+
+
+class Noted:
+    """A connection that is only counted."""
+
+    made: ClassVar[list[Noted]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made.append(self)
+
+    def connection_lost(self, exc: Exception | None, /) -> None: ...
+
+    def get_buffer(self, sizehint: int, /) -> bytearray:
+        return bytearray(1)
+
+    def buffer_updated(self, nbytes: int) -> None: ...
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+def test_a_server_accepts_for_another_one_until_that_moves_again() -> None:
+    async def story() -> None:
+        (own,), (others,) = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+        listeners, loop = Listeners(Noted, Limits()), asyncio.get_running_loop()
+        await listeners.open([own])
+        clients = []
+        for helps, made in ((False, 0), (True, 1), (True, 2), (False, 2)):
+            await listeners.help(7, [others.dup()] if helps else [])
+            clients.append(socket.create_connection(others.getsockname()))
+            if helps:
+                await until(lambda count=made: len(Noted.made) == count)  # type: ignore[misc]
+            else:
+                clients.append((await loop.sock_accept(others))[0])
+                assert len(Noted.made) == made
+        listeners.close()
+        for client in (*clients, others):
+            client.close()
+
+    asyncio.run(story())
 
 
 def test_a_port_in_use_is_noticed_before_it_is_shared() -> None:
