@@ -126,7 +126,7 @@ def test_plan(options: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"time": 0}\nnot json', "line 2 is not JSON"),
+        ('{"time": 0}\nnot json\n{"time": 1}', "line 2 is not JSON"),
         ('{"time": "soon"}', 'needs "time"'),
         ('{"time": 0, "images": 0}', '"images": 0'),
         ("[]", 'needs "time"'),

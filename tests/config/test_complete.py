@@ -113,7 +113,7 @@ def test_every_input_needs_a_declaration_but_not_every_output() -> None:
 
 
 def test_a_file_that_says_nothing_needs_declarations() -> None:
-    with pytest.raises(ConfigError, match="does not declare its inputs; declare them"):
+    with pytest.raises(ConfigError, match="does not declare its inputs; declare each"):
         complete(config(), ModelSignature())
     text = '[[input]]\nname="i"\ndatatype="FP32"\nshape=[2]\n[[output]]\nname="o"\ndatatype="FP32"\nshape=[2]'
     done = complete(config(text), ModelSignature())
