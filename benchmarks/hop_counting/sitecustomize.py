@@ -40,7 +40,14 @@ def _report() -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-threading.Thread(target=_report, daemon=True).start()
-(_FOLDER / f"{os.getpid()}.counted").touch()
+def _begin() -> None:
+    """In every process, also in one that is forked: threads are not."""
+    _noted.clear()
+    threading.Thread(target=_report, daemon=True).start()
+    (_FOLDER / f"{os.getpid()}.counted").touch()
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
 threading.setprofile(_note)
 sys.setprofile(_note)
