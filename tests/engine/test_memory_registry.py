@@ -142,3 +142,36 @@ def test_only_what_is_registered_is_open_here() -> None:
         assert opened() == before + 1
         unregister(door, "r")
     assert opened() == before
+
+
+def test_a_region_belongs_to_the_key_that_registered_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_registry, "MAX_REGIONS", 8)
+    door = engine()
+
+    def ask(what: str, by: str, **fields: Any) -> None:
+        asyncio.run(door.ask(what, fields | ({"by": by} if by else {})))
+
+    with client_file(bytes(8)) as file:
+        for by in ("alice", "bob", ""):
+            ask("register-memory", by, name="x", key=file.key, byte_size=8)
+        regions = door.catalog.regions
+        assert [(one.name, one.owner) for one in regions.values()] == [
+            ("x", "alice"),
+            ("x", "bob"),
+            ("x", ""),
+        ]
+        ask("unregister-memory", "alice", name="alice\0x")
+        ask("unregister-memory", "mallory", name="x")
+        ask("unregister-memory", "mallory")
+        ask("unregister-memory", "", name="alice\0x")
+        assert len(door.catalog.regions) == 3
+        ask("unregister-memory", "alice", name="x")
+        ask("unregister-memory", "")
+        assert [one.owner for one in door.catalog.regions.values()] == ["bob"]
+        for number in range(6):
+            ask("register-memory", "greedy", name=str(number), key=file.key, byte_size=8)
+        with pytest.raises(Unavailable, match="its share of the 8"):
+            ask("register-memory", "greedy", name="6", key=file.key, byte_size=8)
+        ask("register-memory", "bob", name="y", key=file.key, byte_size=8)
+        for by in ("bob", "greedy"):
+            ask("unregister-memory", by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge, Unsupported
 from carpool.frontend.calls.client_memory import ClientMemory, names_regions
-from carpool.memory.client_files import EXTENSION, PLACE, Region
+from carpool.memory.client_files import EXTENSION, PLACE, Region, region_key
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind
 from frontend.client_files import client_file
@@ -314,3 +315,22 @@ def test_which_requests_name_regions() -> None:
     assert not names_regions(request(plain))
     assert names_regions(request(plain, in_region("z", 1)))
     assert names_regions(request(plain, outputs=[wanted("y", 1)]))
+
+
+def test_a_region_of_another_key_is_none() -> None:
+    with client_file(bytes(8)) as file:
+        door = FakeDoor()
+        memory = ClientMemory(door, 1 << 20)
+        region = replace(file.region(), owner="alice")
+        door.renew(regions={region_key("alice", "r"): region}, extensions=[EXTENSION])
+        head = request(in_region("x", 8), outputs=[wanted("y", 4)])
+        for _ in range(2):  # parsed heads are shared by those who send the same
+            assert memory.fetch(head, "alice").outlets is not None
+            for owner in ("", "bob"):
+                with pytest.raises(InvalidInput, match="it is not registered"):
+                    memory.fetch(head, owner)
+                with pytest.raises(InvalidInput, match="it is not registered"):
+                    memory.outlets(head.outputs, owner)
+        forged = RequestedOutput("y", shared_memory=SharedMemory(region_key("alice", "r"), 4))
+        with pytest.raises(InvalidInput):
+            memory.outlets([forged])

@@ -137,15 +137,16 @@ def cache_status(entry: ModelEntry, table: Table, *, is_shared: bool) -> Documen
     return {"name": entry.name, "version": entry.version, "settings": entry.cache, **counts, "shared": shared}
 
 
-def region_status(catalog: Catalog, name: str = "") -> list[Document]:
-    """Returns one registered region of shared memory, or all of them."""
-    if name and name not in catalog.regions:
-        raise NotFound(f"Unable to find system shared memory region: {shorten(name)}")
-    return [
+def region_status(catalog: Catalog, name: str = "", owner: str = "") -> list[Document]:
+    """Returns one registered region of shared memory, or all of them that this holder of a key registered."""
+    found: list[Document] = [
         {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
         for region in catalog.regions.values()
-        if name in ("", region.name)
+        if region.owner == owner and name in ("", region.name)
     ]
+    if name and not found:
+        raise NotFound(f"Unable to find system shared memory region: {shorten(name)}")
+    return found
 
 
 def index(lines: Iterable[IndexEntry], *, only_ready: bool) -> list[Document]:

@@ -42,6 +42,12 @@ class Region:
     offset: int
     byte_size: int
     inode: int  # of the file that was registered: another may take its name
+    owner: str = ""  # the holder of the key that registered it, whose alone it is
+
+
+def region_key(owner: str, name: str) -> str:
+    """Returns under what a region is known: two owners may give one name."""
+    return f"{owner}\0{name}" if owner else name
 
 
 def open_file(key: str) -> int:

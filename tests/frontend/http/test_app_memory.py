@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from carpool.engine.control.engine_questions import MemoryRegistry
+from carpool.frontend.access.guard import Guard
 from carpool.frontend.calls import client_memory
 from carpool.memory.client_files import OpenRegion
 from doc_pages import part_of
+from frontend.access.key_files import ALICE, BOB, write
 from frontend.client_files import ClientFile, client_file
 from frontend.fake_host import FakeHost
 from frontend.http.front_end import IMAGE, FrontEnd, error_of, front_end, infer, infer_body
@@ -428,3 +431,29 @@ def test_the_example_in_the_documentation(front: FrontEnd, capsys: pytest.Captur
     )
     exec(code.replace("localhost:8000", front.url), {})
     assert capsys.readouterr().out == "[[15.  1.  2.  3.]]\n"
+
+
+def test_each_key_has_its_own_regions(tmp_path: Path) -> None:
+    guard = Guard(api_key_file=write(tmp_path / "keys", f"alice {ALICE}\nbob {BOB} models=-\n"))
+    with (
+        front_end(guard=guard) as running,
+        client_file(bytes(64)) as file,
+        allow(running).connect() as client,
+    ):
+
+        def ask(key: str, path: str, document: Any = None) -> Any:
+            extra = b"X-API-Key: %b\r\n" % key.encode()
+            path = f"/v2/systemsharedmemory{path}"
+            body = orjson.dumps(document or {})
+            sent = client.get(path, extra) if path.endswith("status") else client.post(path, body, extra)
+            return orjson.loads(sent.body) if sent.body else sent.status
+
+        ask(ALICE, "/region/in/register", {"key": file.key, "offset": 0, "byte_size": 64})
+        assert [region["name"] for region in ask(ALICE, "/status")] == ["in"]
+        assert ask(BOB, "/status") == []
+        assert "Unable to find" in ask(BOB, "/region/in/status")["error"]
+        for path in ("/region/in/unregister", "/unregister"):
+            ask(BOB, path)
+        assert len(ask(ALICE, "/status")) == 1
+        ask(ALICE, "/unregister")
+        assert ask(ALICE, "/status") == []

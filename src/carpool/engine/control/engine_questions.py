@@ -11,6 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -19,6 +20,7 @@ from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
+from carpool.core.shares import OF_THE_REST
 from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
@@ -28,7 +30,7 @@ from carpool.engine.models.served import Served
 from carpool.engine.models.text_runtime import TextRuntime
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
-from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file, region_key
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
 from carpool.observe.statistics import RECENT_S, RecentBatches
@@ -42,7 +44,8 @@ _log = logger("memory")
 
 
 class MemoryRegistry:
-    """Answers "register-memory" and "unregister-memory"."""
+    """Answers "register-memory" and "unregister-memory". A region belongs to the key that it was registered
+    with, and those without a key to all who have none."""
 
     def __init__(self, host: EngineHost, *, allowed: bool) -> None:
         self._host = host
@@ -61,24 +64,31 @@ class MemoryRegistry:
         if not self._allowed:
             raise Unsupported(NOT_ALLOWED)
         name = _text(arguments, "name")
-        if name in self._regions:
+        owner = str(arguments.get("by", ""))
+        if region_key(owner, name) in self._regions:
             raise InvalidInput(
                 f"shared memory region '{name}' already in manager; unregister it first", field="name"
             )
         if len(self._regions) >= self._most:
             raise Unavailable(f"{self._most} regions are registered, which is the limit")
-        region = _checked(next(self._numbers), name, arguments)
+        own = sum(1 for region in self._regions.values() if region.owner == owner)
+        if own >= OF_THE_REST * (self._most - len(self._regions)):
+            raise Unavailable(
+                f"this client has {own} regions, its share of the {self._most} that may be registered"
+            )
+        region = replace(_checked(next(self._numbers), name, arguments), owner=owner)
         self._host.regions[region.number] = OpenRegion(region)
-        self._regions[name] = region
+        self._regions[region_key(owner, name)] = region
         self._publish()
         _log.info("region-registered", region=name, key=region.key, bytes=region.byte_size)
         return {}
 
     async def unregister(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns one region, or all of them without a name. One that is not there is no error, as in
-        Triton."""
-        name = str(arguments.get("name", ""))
-        gone = [known for known in self._regions if name in ("", known)]
+        """Lets one region go, or without a name all of this client's. One that is not there is no error, as
+        in Triton."""
+        name, owner = str(arguments.get("name", "")), str(arguments.get("by", ""))
+        mine = [known for known, region in self._regions.items() if region.owner == owner]
+        gone = [known for known in mine if name in ("", self._regions[known].name)]
         numbers = [self._regions.pop(known).number for known in gone]
         if gone:
             self._publish()

@@ -56,6 +56,10 @@ class Principal:
         return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
+def holder(who: Principal | None) -> str:
+    return "" if who is None else who.name
+
+
 def told(who: Principal | None) -> dict[str, object]:
     """Returns who asks, for the engine, with what somebody asks of it."""
     return {} if who is None else {"by": who.name, "admin": who.admin}

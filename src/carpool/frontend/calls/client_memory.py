@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
 from carpool.link.door import Catalog, Door, ModelEntry
-from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, PLACE, OpenRegion, Region
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, PLACE, OpenRegion, Region, region_key
 from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
@@ -55,59 +55,61 @@ class ClientMemory:
         self._allowed = False
         self._regions: dict[str, OpenRegion] = {}
         self._lost: dict[str, tuple[Region, str]] = {}
-        self._known: dict[int, _Known] = {}  # by the id of its inputs, which it keeps
+        self._known: dict[tuple[int, str], _Known] = {}  # by the id of its inputs, which it keeps, and owner
         door.watch(self._renewed)
 
-    def fetch(self, head: RequestHead, *, by_engine: bool = False) -> Fetch:
+    def fetch(self, head: RequestHead, owner: str = "", *, by_engine: bool = False) -> Fetch:
         """Returns a plan for a request whose other inputs lie in the first `tail_size` bytes of the slot. The
-        engine may be able to fetch them itself, if that is all there is to do for them."""
+        engine may be able to fetch them itself, if that is all there is to do for them. `owner` holds the key
+        that came with it: regions of others are none."""
         inputs = head.inputs
-        known = self._known.get(id(inputs))
+        known = self._known.get((id(inputs), owner))
         if known is None or known.inputs is not inputs:
-            known = self._learn(head)
+            known = self._learn(head, owner)
         last, by_engine = known.last, by_engine and known.plan.by_engine
         if last is None or last.asked is not head or last.by_engine is not by_engine:
-            last = known.last = Fetch(head, known, self.outlets(head.outputs), by_engine)
+            last = known.last = Fetch(head, known, self.outlets(head.outputs, owner), by_engine)
         return last
 
-    def outlets(self, outputs: Sequence[RequestedOutput]) -> Outlets | None:
+    def outlets(self, outputs: Sequence[RequestedOutput], owner: str = "") -> Outlets | None:
         """Returns where the outputs go that are wanted in regions; None when there are none."""
         if not outputs:
             return None
         found = [
-            Outlet(output, output.shared_memory, self._find(output.shared_memory, f"output '{output.name}'"))
+            Outlet(output, place, self._find(place, f"output '{output.name}'", owner))
             for output in outputs
-            if output.shared_memory is not None
+            if (place := output.shared_memory) is not None
         ]
         return Outlets(found) if found else None
 
-    def _find(self, place: SharedMemory, owner: str) -> OpenRegion:
-        region = self._regions.get(place.region)
-        if region is None:
-            raise self._absent(place.region[:80], owner)
-        region.check(place, owner)
+    def _find(self, place: SharedMemory, tensor: str, owner: str) -> OpenRegion:
+        region = self._regions.get(region_key(owner, place.region))
+        if region is None or region.region.owner != owner:
+            raise self._absent(place.region, tensor, owner)
+        region.check(place, tensor)
         return region
 
-    def _absent(self, name: str, owner: str) -> InvalidInput | Unsupported:
-        field = f"{owner}.parameters.shared_memory_region"
+    def _absent(self, name: str, tensor: str, owner: str) -> InvalidInput | Unsupported:
+        field = f"{tensor}.parameters.shared_memory_region"
         if not self._allowed:
-            return Unsupported(f"{NOT_ALLOWED} ({owner})", field=field)
-        unable = f"Unable to find shared memory region: '{name}'"
-        if name in self._lost:
-            why = self._lost[name][1]
-            return InvalidInput(f"{unable}, for {owner}; it must be registered again: {why}", field=field)
-        return InvalidInput(f"{unable}, for {owner}; it is not registered", field=field)
+            return Unsupported(f"{NOT_ALLOWED} ({tensor})", field=field)
+        unable = f"Unable to find shared memory region: '{name[:80]}'"
+        lost = self._lost.get(region_key(owner, name))
+        if lost is not None:
+            why = f"it must be registered again: {lost[1]}"
+            return InvalidInput(f"{unable}, for {tensor}; {why}", field=field)
+        return InvalidInput(f"{unable}, for {tensor}; it is not registered", field=field)
 
-    def _learn(self, head: RequestHead) -> _Known:
+    def _learn(self, head: RequestHead, owner: str) -> _Known:
         """To be found again by the very list of inputs: clients repeat themselves, and parsed heads are
         cached."""
         plan = _plan(head.inputs, head.tail_size)
         if plan.size > self._max_bytes:
             raise TooLarge(f"the inputs take {plan.size} bytes, more than the {self._max_bytes} allowed")
-        regions = [self._find(move.place, move.owner) for move in plan.moves]
+        regions = [self._find(move.place, move.owner, owner) for move in plan.moves]
         if len(self._known) >= _CACHED_PLANS:
             self._known.clear()
-        known = self._known[id(head.inputs)] = _Known(head.inputs, plan, regions)
+        known = self._known[id(head.inputs), owner] = _Known(head.inputs, plan, regions)
         return known
 
     def _renewed(self, catalog: Catalog) -> None:
@@ -130,7 +132,7 @@ class ClientMemory:
             self._regions[name] = OpenRegion(region)
         except InvalidInput as error:
             self._lost[name] = region, error.message
-            _log.warning("region-lost", region=name, key=region.key, error=error.message)
+            _log.warning("region-lost", region=region.name, key=region.key, error=error.message)
 
 
 @dataclass(frozen=True, slots=True)

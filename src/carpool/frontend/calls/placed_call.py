@@ -60,7 +60,7 @@ class PlacedCall(RequestPlacement):
     def place_in_slot(self, head: RequestHead, content: Content) -> None:
         self._enter(head)
         if not head.plain:
-            self._outlets = self.service.memory.outlets(head.outputs)
+            self._outlets = self.service.memory.outlets(head.outputs, self.sender.holder)
         self._slot = slot = content.take()
         self._offer(head, slot, content.tail)
 

@@ -149,7 +149,9 @@ class RequestPlacement:
         self._enter(head)
         memory = self.service.memory
         by_engine = self.entry.fetches and not self._copies
-        fetch = None if head.plain or not names_regions(head) else memory.fetch(head, by_engine=by_engine)
+        fetch = None
+        if not head.plain and names_regions(head):
+            fetch = memory.fetch(head, self.sender.holder, by_engine=by_engine)
         placed, size = head, head.tail_size
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
@@ -204,7 +206,7 @@ class RequestPlacement:
         service, on_route = self.service, pictures.on_route
         self._enter(pictures.asked, gate=not on_route)
         if pictures.asked.outputs:
-            self._outlets = service.memory.outlets(pictures.asked.outputs)
+            self._outlets = service.memory.outlets(pictures.asked.outputs, self.sender.holder)
         self._pictures = pictures
         entry = self.entry
         if service.sampler is not None:

@@ -24,7 +24,7 @@ from carpool.errors import (
 )
 from carpool.frontend import documents
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
-from carpool.frontend.access.keys import Principal, told
+from carpool.frontend.access.keys import Principal, holder, told
 from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
@@ -170,16 +170,16 @@ def _wrong(name: str, sentence: str) -> InvalidInput:
 # ---- shared memory -----------------------------------------------------------------------------------------
 
 
-def _memory_status(service: GrpcService, request: Any) -> Document:
-    regions = documents.region_status(service.door.catalog, request.name)
+def _memory_status(service: GrpcService, request: Any, who: Principal | None) -> Document:
+    regions = documents.region_status(service.door.catalog, request.name, holder(who))
     return {"regions": {region["name"]: region for region in regions}}
 
 
-def _order(what: str, *names: str) -> Callable[[GrpcService, Any], Awaitable[Document]]:
-    """Returns a handler that passes a call on to the engine, with these fields of the request."""
+def _order(what: str, *names: str) -> Callable[[GrpcService, Any, Principal | None], Awaitable[Document]]:
+    """Returns a handler that passes a call on to the engine, with these fields of it and who asks."""
 
-    async def answer(service: GrpcService, request: Any) -> Document:
-        await service.door.ask(what, {name: getattr(request, name) for name in names})
+    async def answer(service: GrpcService, request: Any, who: Principal | None) -> Document:
+        await service.door.ask(what, {name: getattr(request, name) for name in names} | told(who))
         return {}
 
     return answer
@@ -233,9 +233,13 @@ CALLS = (
     RpcMethod("RepositoryIndex", _repository_index),
     RpcMethod("RepositoryModelLoad", _load, files=True),
     RpcMethod("RepositoryModelUnload", _unload),
-    RpcMethod("SystemSharedMemoryStatus", _memory_status),
-    RpcMethod("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
-    RpcMethod("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
+    RpcMethod("SystemSharedMemoryStatus", _memory_status, told_who=True),
+    RpcMethod(
+        "SystemSharedMemoryRegister",
+        _order("register-memory", "name", "key", "offset", "byte_size"),
+        told_who=True,
+    ),
+    RpcMethod("SystemSharedMemoryUnregister", _order("unregister-memory", "name"), told_who=True),
     # There is never any CUDA memory to show or to let go, which clients ask for when they start.
     RpcMethod("CudaSharedMemoryStatus", lambda _service, _request: {}),
     RpcMethod("CudaSharedMemoryRegister", _cuda_register),

@@ -294,7 +294,7 @@ class HttpCall(ClientCall):
                     self._offer_elsewhere(head, view[:size])
                     return
                 check(head, view[end:size], signature.model)
-                self._outlets = self.service.memory.outlets(head.outputs)
+                self._outlets = self.service.memory.outlets(head.outputs, self.sender.holder)
             if self.rollout is not None:
                 self._keep_to_source(head)
             self._offer_in_place(head, end)

@@ -13,7 +13,7 @@ from carpool.config.rules import MAX_FILE_NAME, nearest, shown
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
 from carpool.frontend import documents
-from carpool.frontend.access.keys import told
+from carpool.frontend.access.keys import holder, told
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready, not_serving
 from carpool.frontend.http.exchange import (
@@ -410,13 +410,15 @@ def _check_names(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 def system_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    answer_document(exchange, documents.region_status(service.door.catalog, variables.get("region", "")))
+    name, owner = variables.get("region", ""), holder(exchange.who)
+    answer_document(exchange, documents.region_status(service.door.catalog, name, owner))
 
 
 def register_system(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def register(asked: dict[str, Any]) -> None:
         given = {key: asked[key] for key in _REGION_FIELDS if key in asked}
-        question = service.door.ask("register-memory", {"name": variables["region"], **given})
+        arguments = {"name": variables["region"], **given, **told(exchange.who)}
+        question = service.door.ask("register-memory", arguments)
         service.answer_later(exchange, question)
 
     return with_json(exchange, register)
@@ -424,7 +426,8 @@ def register_system(service: HttpService, exchange: Exchange, variables: Variabl
 
 def unregister_system(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables.get("region", "")
-    service.answer_later(exchange, service.door.ask("unregister-memory", {"name": name}))
+    asked = {"name": name, **told(exchange.who)}
+    service.answer_later(exchange, service.door.ask("unregister-memory", asked))
 
 
 def cuda_status(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
