@@ -7,6 +7,7 @@ import contextlib
 import io
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import orjson
@@ -43,15 +44,17 @@ def served() -> Iterator[FrontEnd]:
 
 @contextlib.contextmanager
 def holding(found: FrontEnd) -> Iterator[threading.Event]:
-    """Keep the one decoding thread busy until told."""
-    go, began = threading.Event(), threading.Event()
+    """Keep the decoding threads busy until told: the one, and the other for pictures that take long."""
+    go, began = threading.Event(), threading.Semaphore(0)
 
     def wait() -> None:
-        began.set()
+        began.release()
         go.wait(PATIENCE)
 
-    found.run(lambda: found.app._service.pictures.workers.begin(wait, lambda *_: None))
-    assert began.wait(PATIENCE)
+    for weight in (1.0, 49e6):
+        begin = partial(found.app._service.pictures.workers.begin, wait, lambda *_: None, weight=weight)
+        found.run(begin)
+        assert began.acquire(timeout=PATIENCE)
     try:
         yield go
     finally:
