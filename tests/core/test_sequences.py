@@ -435,16 +435,20 @@ def test_the_key_with_most_places_gives_up_its_stalest_sequence() -> None:
     assert [law.why_ended(number, "a") for number in range(1, 9)] == [Why.YIELDED] * 4 + [None] * 4
 
 
-def test_places_without_keys_are_shared_by_address_and_ids_are_not() -> None:
+def test_places_and_ids_without_keys_belong_to_addresses() -> None:
     law = _law(places=4, idle=100.0)
     for number in range(1, 5):
         _of(_ADDRESSES[0], law, number, now=float(number))
         _run(law, float(number))
     other = _of(_ADDRESSES[1], law, 5, now=10.0)
     assert _run(law, 10.0) == [other]
-    assert law.why_ended(1) is Why.YIELDED
-    elsewhere = _of(_ADDRESSES[1], law, 2, now=11.0, flags="")
-    assert _run(law, 11.0) == [elsewhere], "whoever knows its id goes on with a sequence"
+    assert law.why_ended(1, _ADDRESSES[0]) is Why.YIELDED
+    elsewhere = _job(11.0)
+    elsewhere.payer = _ADDRESSES[1]
+    assert law.offer(elsewhere, 2, 11.0, start=False, end=False) is Why.NO_START
+    assert law.offer(elsewhere, 2, 11.0, start=False, end=True) is Why.NO_START
+    same = _of(_ADDRESSES[0], law, 2, now=11.0, flags="")
+    assert _run(law, 11.0) == [same], "over whatever connection"
     assert {name: share.places for name, share in law._shares.items()} == {_ADDRESSES[0]: 3, _ADDRESSES[1]: 1}
 
 
@@ -534,7 +538,7 @@ class _Adversary:
         job.weight = self.weights[job.payer]
         start, end = self.random.random() < 0.4, self.random.random() < 0.3
         if self.law.offer(job, name, self.now, start=start, end=end) is None:
-            self.waiting[job] = job.holder, name
+            self.waiting[job] = job.payer, name
         else:
             assert job.payload is None
 

@@ -5,10 +5,10 @@ slot of one instance, for as long as it lives, since that is where its state is;
 backlog, first come, first served. Of each sequence one request at a time is passed on to the scheduler, in
 the order in which they came. Whoever sends nothing for too long loses the place.
 
-An id belongs to the holder of the key that came with it: two holders may use the same one. Those who come
-without a key share their ids. A sequence is charged to the client that started it: a key's holder, or else an
-address (`Job.payer`). Where all places are taken and a client with fewer than its share waits, the one with
-most gives up its stalest sequence, and no client may fill the backlog to the end.
+An id belongs to the client that uses it, over whatever connections: the holder of the key that came with it,
+or else an address (`Job.payer`). Two clients may use the same one, and none continues another's sequence. It
+is charged to that client. Where all places are taken and a client with fewer than its share waits, the one
+with most gives up its stalest sequence, and no client may fill the backlog to the end.
 
 A sequence that starts anew before it has ended stays where it is: what came before is run first. Like the
 scheduler, all this is told the time, and answers with values.
@@ -24,13 +24,13 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 from zlib import crc32
 
-from carpool.core.job import INFINITY, Job
+from carpool.core.job import ADDRESS, INFINITY, Job
 from carpool.core.shares import OF_THE_REST, PlaceShare, who_yields
 
 SequenceId = int | str
 """0 and "" are none."""
 SequenceKey = tuple[str, SequenceId]
-"""The holder of a key, and the id that it uses."""
+"""A client, and the id that it uses."""
 
 _COMPACT_AT = 64
 _LARGEST_ID = 2**31 - 1  # of ids that are made here: fits every type of number that a model may ask for
@@ -182,9 +182,9 @@ class Sequences:
         """Returns the number of sequences without a place."""
         return len(self._known) - self.live
 
-    def why_ended(self, name: SequenceId, holder: str = "") -> Why | None:
+    def why_ended(self, name: SequenceId, client: str = "") -> Why | None:
         """Returns why a sequence ended early, if that was not too long ago."""
-        return self._ended.get((holder, name))
+        return self._ended.get((client, name))
 
     # ---- what happened ------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Sequences:
             return Why.NOT_ONE
         if not name:
             return Why.NO_ID
-        key = job.holder, name
+        key = job.holder or job.payer, name
         sequence = self._known.get(key)
         if not start and (sequence is None or not sequence.open):
             return Why.NO_START
@@ -238,16 +238,17 @@ class Sequences:
         self._ids.add(sequence.id)
         return sequence
 
-    def _told(self, holder: str, name: SequenceId) -> SequenceId:
-        """Returns what the model is told in place of an id that it knows as another holder's: a model may
+    def _told(self, client: str, name: SequenceId) -> SequenceId:
+        """Returns what the model is told in place of an id that it knows as another client's: a model may
         keep what it remembers by that."""
+        client = client.removeprefix(ADDRESS)
         if isinstance(name, str):
             while name in self._ids:
-                name = f"{holder}/{name}"
+                name = f"{client}/{name}"
             return name
         if name not in self._ids:
             return name
-        number = crc32(f"{holder}/{name}".encode()) % _LARGEST_ID + 1
+        number = crc32(f"{client}/{name}".encode()) % _LARGEST_ID + 1
         while number in self._ids:
             number = number % _LARGEST_ID + 1
         return number

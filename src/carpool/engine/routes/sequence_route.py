@@ -145,12 +145,12 @@ class SequenceRoute:
         work.due = work.deadline
         why_not = self.law.offer(work, name, now, start=said.start, end=said.end)
         if why_not is not None:
-            return self._refusal(why_not, work.holder, name, now)
+            return self._refusal(why_not, work.holder or work.payer, name, now)
         work.then, work.done = work.done, self._hears
         self._untold += 1
         return None
 
-    def _refusal(self, why: Why, holder: str, name: SequenceId, now: float) -> CarpoolError:
+    def _refusal(self, why: Why, client: str, name: SequenceId, now: float) -> CarpoolError:
         """Returns the error in Triton's words where it has any: clients look for them."""
         if why in _TOO_MUCH:
             about = _TOO_MUCH[why].format(model=self._model, places=self._places, law=self.law)
@@ -163,7 +163,7 @@ class SequenceRoute:
         if why is Why.NO_ID:
             field = "parameters.sequence_id"
             return InvalidInput(f"{to_model} a non-zero or non-empty correlation ID", field=field)
-        ended = self.law.why_ended(name, holder)
+        ended = self.law.why_ended(name, client)
         hint = {
             Why.IDLE: f"; it was ended after {self._settings.idle:g} s without a request",
             Why.LOST: "; it was ended when its instance died, which had its state",
