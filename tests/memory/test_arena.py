@@ -216,3 +216,36 @@ def test_the_slot_of_an_answer_goes_with_its_body_until_somebody_takes_it() -> N
     body.answer = answer
     body.release()
     assert memory.bytes_used == 0
+
+
+def test_memory_of_large_slots_goes_back_to_the_system_when_none_is_taken_any_more() -> None:
+
+    def blocks() -> int:
+        return os.fstat(fd).st_blocks * 512
+
+    fd = create_memory("test", 64 << 20)
+    memory = Arena(map_memory(fd))
+    try:
+        small = take(memory, 6 * KIB)
+        small.view[:] = b"s" * len(small.view)
+        large = [take(memory, 6 << 20) for _ in range(4)]
+        for slot in large:
+            slot.view[:] = b"x" * len(slot.view)
+        kept = large.pop()
+        assert not memory.give_back(), "they were taken a moment ago"
+        for slot in large:
+            slot.release()
+        taken = blocks()
+        assert taken >= 24 << 20
+        while memory.give_back():
+            assert taken - blocks() <= 16 << 20, "a piece at a time"
+            taken = blocks()
+        assert 6 << 20 <= blocks() < 7 << 20
+        assert bytes(small.view) == b"s" * len(small.view)
+        assert bytes(kept.view) == b"x" * len(kept.view)
+        assert not memory.give_back()
+        take(memory, 6 << 20).release()
+        assert not memory.give_back()
+        assert memory.give_back()
+    finally:
+        os.close(fd)

@@ -21,6 +21,7 @@ from carpool.observe.logs import logger
 _log = logger("link")
 
 _IN_VAIN_S = 0.05  # after spare work was skipped
+_LOOKS_EVERY = 20  # beats, at memory that long bodies have used
 _SPARE_PART = 16  # of the memory, at most, for all of it together
 
 
@@ -53,6 +54,8 @@ class RemoteDoor(BodySlots):
         self.known: Mapping[int, ModelEntry] = {}  # the entries of this engine, by key
         self._draining = False
         self._still = 0.0  # for how long the engine has stood still
+        self._beats = 0
+        self._gives_back = False  # memory that long bodies have used
         self._in_vain: dict[int, float] = {}  # until when spare work for a model is skipped here
         self._spare: list[RemoteCall] = []  # what the engine has of it
         self._listeners: list[Callable[[Catalog], None]] = []
@@ -77,6 +80,9 @@ class RemoteDoor(BodySlots):
             _log.warning("engine-stalled" if seconds >= STALE_S else "engine-recovered")
         self._still = seconds
         self._judge()
+        self._beats += 1
+        if self._beats % _LOOKS_EVERY == 0 or self._gives_back:
+            self._gives_back = self.arena.give_back()
         if self._link is not None:
             self._link.look_at_time(monotonic(), hopeless=seconds >= HOPELESS_S)
 

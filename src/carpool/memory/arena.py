@@ -31,6 +31,8 @@ LARGE: Final = 1 << 20
 """Bytes, above which a slot counts for its client, and an answer is never sent over a link."""
 MOST_OF_ARENA: Final = 4
 """An answer that takes more than this part of the memory has no slot: it goes over the link."""
+_GIVEN_AT_ONCE: Final = 16 << 20
+_PAGE: Final = mmap.PAGESIZE
 _TIMES_THE_REST: Final = 3  # a client may have so many times what is left: alone, three quarters
 _SMALLEST_BITS: Final = 12
 _CLASSES: Final = 2 * (48 - _SMALLEST_BITS)
@@ -151,6 +153,9 @@ class Arena:
         self.slots_used = 0
         self.bytes_used = 0
         self._large = 0  # bytes of large slots
+        self._large_taken = 0  # large slots, ever
+        self._looked = 0  # so many were taken at the last look
+        self._cold = self.size  # up to here long free pieces have no memory
         self._of: dict[str, int] = {}  # of them, those of each client
 
     def allocate(self, size: int, owner: str = "") -> ArenaSlot | None:
@@ -170,8 +175,26 @@ class Arena:
         self.slots_used += 1
         self.bytes_used += _SIZES[number]
         if _SIZES[number] > LARGE:
+            self._large_taken += 1
             self._count(owner, _SIZES[number])
         return ArenaSlot(self, number, offset, self._view[offset : offset + size], owner)
+
+    def give_back(self) -> bool:
+        """Gives a long piece of free memory back to the system, if no large slot was taken since this was
+        called before; returns whether it did. A piece a call: each takes a millisecond."""
+        if self._large_taken != self._looked:
+            self._looked, self._cold = self._large_taken, 0
+            return False
+        if self._cold == 0:
+            self._join()
+        for start, end in self._fresh:
+            begin = -(-max(start, self._cold) // _PAGE) * _PAGE
+            if end - begin > LARGE:
+                self._cold = min(end, begin + _GIVEN_AT_ONCE) // _PAGE * _PAGE
+                self.memory.madvise(mmap.MADV_REMOVE, begin, self._cold - begin)
+                return True
+        self._cold = self.size
+        return False
 
     def may_take(self, owner: str, *sizes: int) -> bool:
         """Returns whether a client may have large slots of these sizes besides those that it has."""
