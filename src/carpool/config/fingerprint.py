@@ -28,13 +28,16 @@ Stamps = tuple[Stamp, ...]
 PROVISIONAL = "carpool_provisional"
 """The parameter that says what disturbed the machine while a model was measured."""
 
+UNBATCHED = "carpool_unbatched"
+"""The parameter that says why requests never share a batch, where no setting says so."""
+
 COMPILED = ".compiled"
 """What a compiler made of a model may lie beside it: that changes nothing of the model."""
 
 CHANGES_NO_ANSWER = (
     *("path", "versions", "mode", "policy", "slo_may_grow", "instances", "execution_timeout", "max_open"),
     *("response_cache", "cache", "device_weight", "ttft", "per_token", "drift", "registry", "rollout"),
-    *("onnxruntime", "pipeline"),
+    *("onnxruntime", "pipeline", "unbatched"),
 )
 """Fields of a model's settings that say where it lies, when it runs and what is kept of it. Of instances and
 of onnxruntime the devices count; of a pipeline, what front ends are told of it."""
@@ -99,7 +102,7 @@ def settings_of_answers(config: ModelConfig) -> dict[str, Any]:
     said = {each.name: getattr(config, each.name) for each in fields(config)}
     for name in CHANGES_NO_ANSWER:
         del said[name]
-    said["parameters"] = {k: v for k, v in config.parameters.items() if k != PROVISIONAL}
+    said["parameters"] = {k: v for k, v in config.parameters.items() if k not in (PROVISIONAL, UNBATCHED)}
     said["devices"] = sorted({group.kind for group in config.instances}), config.onnxruntime.providers
     return said
 

@@ -22,8 +22,6 @@ from carpool.wire.v2 import RequestHead
 ASK = "carpool_ask"
 ASSUMED = "carpool_assumed"
 """The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
-UNBATCHED = "carpool_unbatched"
-"""The parameter that says why requests never share a batch, where no setting says so."""
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"

@@ -23,7 +23,7 @@ from carpool.backends.backend import (
     SharesWeights,
 )
 from carpool.config.backend_kinds import kind_of
-from carpool.config.fingerprint import PROVISIONAL
+from carpool.config.fingerprint import PROVISIONAL, UNBATCHED
 from carpool.config.model import BATCH_HELP, DEFAULT_MAX_BATCH, DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import singly
@@ -84,7 +84,7 @@ from carpool.engine.profile.run_memory import (
     kept_bytes,
 )
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.door import ASK, ASSUMED, UNBATCHED
+from carpool.link.door import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import read_form
