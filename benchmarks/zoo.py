@@ -91,7 +91,7 @@ def judge(export: Export, folder: Path) -> Row:
 def _with_pixels(row: Row, export: Export, file: Path, assumed: tuple[str, ...]) -> Row:
     """What is assumed is announced, and needs the preset; what is not must be the library's own."""
     preset, reference = export.preset if assumed else "", export.own_way
-    if assumed == ("resize",) and export.fit:  # the values are known: with the rest, all is
+    if "resize" in assumed and "mean" not in assumed and export.fit:  # with it all is known
         (file.parent / "model.toml").write_text(f'file = "{file.name}"\n{export.fit}\n')
         row = replace(row, setting=export.fit)
     elif assumed and not (preset and reference):
@@ -100,7 +100,8 @@ def _with_pixels(row: Row, export: Export, file: Path, assumed: tuple[str, ...])
         return replace(row, pixels=SILENT)
     found, described = look_at(one_model(file), PictureChoice(preset=preset or None))
     assert described.vision is not None
-    assert not described.vision.assumed
+    if described.vision.assumed:  # a preset does not settle it
+        return replace(row, pixels=ASSUMED, preset=preset)
     cosine = min(_cosine(found, described.vision, reference, photo) for photo in _photos())
     right = ASSUMED if assumed else EQUAL
     pixels = right if cosine >= _CLOSE else SILENT
