@@ -31,6 +31,7 @@ from carpool.errors import (
     Unsupported,
 )
 from carpool.frontend.grpc.grpc_service import STATUSES
+from carpool.link.door import IndexEntry
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import (
@@ -688,3 +689,18 @@ def test_latest_goes_through_the_door_and_needs_a_source(front: FrontEnd, connec
     status, _, metadata = refusal(lambda: infer(connected, image_request(), metadata=(latest,)))
     assert status is Code.INVALID_ARGUMENT
     assert metadata["carpool-field"] == "X-Carpool-Latest"
+
+
+def test_a_request_that_is_wrong_for_any_model_loads_none() -> None:
+    with front_end() as front, channel(front) as connected:
+        asked: list[str] = []
+        front.door.answers["demand"] = lambda arguments: asked.append(arguments["model"]) or {}
+        cold = IndexEntry("cold", "1", "UNAVAILABLE", "it is loaded on demand")
+        front.run(lambda: front.door.renew(index=[cold], on_demand={"cold": None}))
+        method = connected.unary_unary(SERVICE + "ModelInfer")
+        wrong = pb.ModelInferRequest(model_name="cold")
+        wrong.inputs.add(name="x", datatype="NONSENSE", shape=[1])
+        for message, loads in ((wrong, []), (image_request("cold"), ["cold"])):
+            with pytest.raises(grpc.RpcError):
+                method(message.SerializeToString(), timeout=PATIENCE)
+            assert asked == loads

@@ -264,8 +264,14 @@ class GrpcCall(ClientCall):
         if family is None:
             size = len(parts.rest)
             request, typed = await service.aside(size, messages.read_request, parts)
-            self._look_up(request.model_name, request.model_version)
+            missing: NotLoaded | None = None
+            try:
+                self._look_up(request.model_name, request.model_version)
+            except NotLoaded as unloaded:
+                missing = unloaded
             family = await service.aside(size, messages.read_family, request, parts.contents, typed)
+            if missing is not None:  # and the request is not wrong for any model, for which none is loaded
+                raise missing
             self._check(family)
             if family.typed:
                 await self._read_typed(family)
