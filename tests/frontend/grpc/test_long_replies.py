@@ -12,8 +12,8 @@ import tritonclient.grpc.service_pb2 as pb
 from carpool.errors import Unavailable
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc import h2_outgoing, rpc
-from carpool.types import Datatype
-from frontend.fake_door import echo
+from carpool.types import Datatype, TensorSpec
+from frontend.fake_door import FakeModel, echo
 from frontend.grpc.front_end import SERVICE, FrontEnd, channel, front_end, refusal, send
 from frontend.grpc.wire import data, framed, head, wire
 from waiting import until
@@ -125,3 +125,13 @@ def test_without_room_it_is_rejected_before_its_message_comes(front: FrontEnd) -
         assert client.answer(1).fields["carpool-reason"] == "no-slots"
         front.door.rejection = None
         assert client.is_alive()
+
+
+def test_where_no_model_gives_long_answers_none_is_reserved() -> None:
+    large, small = TensorSpec("x", Datatype.UINT8, (SIZE,)), TensorSpec("y", Datatype.UINT8, (4,))
+    sums = FakeModel("echo", [large], [small], lambda inputs: {"y": inputs["x"][:4]}, max_batch=0)
+    wide = FakeModel("wide", [small], [large], lambda _inputs: {"y": np.zeros(SIZE)}, max_batch=0)
+    with front_end(sums, wide, max_body_bytes=2 * SIZE) as front, channel(front, **LONGEST) as connected:
+        for _ in range(2):
+            assert answered(send(connected, message())) == SENT[:4]
+        assert front.door.reserved == [(4, "127.0.0.1")] * 2

@@ -415,7 +415,7 @@ class UnaryInfer:
         client = rpc.client if self._who is None else self._who.name
         try:
             if size > LARGE:
-                slot = door.large_slot(size, size, client, _no_room)
+                slot = door.large_slot(size, self._service.answer_room(size), client, _no_room)
             else:
                 slot = door.first_slot(size, _no_room)
         except CarpoolError as error:

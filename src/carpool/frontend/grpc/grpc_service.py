@@ -28,6 +28,7 @@ from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import Catalog, Door
 from carpool.link.step_times import Times
+from carpool.memory.layout import answer_size
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
@@ -42,6 +43,7 @@ _SHORT_HEAD: Final = 4096  # bytes; what is more counts as held for the call
 # clients at a time; messages with those that wait, half of one client
 _INFLATERS: Final = 2
 _MOST_INFLATING: Final = 256
+_MOST_ROOMS: Final = 64  # sizes of messages that are remembered
 _LONGEST_MESSAGE: Final = 2**31 - 1  # what clients' libraries take for the length of a message
 
 
@@ -87,6 +89,8 @@ class GrpcService(FrontService):
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)
         self.streams: dict[OpenStream, None] = {}  # that are open
+        self._rooms: dict[int, int] = {}
+        self._rooms_of: Catalog | None = None
         self.long_answers: dict[Rpc, None] = {}  # that are being sent from slots
 
     def stop(self) -> None:
@@ -148,6 +152,23 @@ class GrpcService(FrontService):
             return min(_SHORT_MESSAGE, self.largest_message)
         needed = max(LargestBody(entry, self.max_body_bytes).typed() for entry in entries)
         return min(self.largest_message, max(needed, AT_ONCE) + LONGEST_REST)
+
+    def answer_room(self, size: int) -> int:
+        """Returns how many bytes the answer to a message of so many may take: it is asked before it is known
+        for which model the message is."""
+        catalog = self.door.catalog
+        if self._rooms_of is not catalog or len(self._rooms) > _MOST_ROOMS:
+            self._rooms_of = catalog
+            self._rooms.clear()
+        found = self._rooms.get(size)
+        if found is None:
+            takes = [
+                entry.signature
+                for entry in catalog.entries.values()
+                if LargestBody(entry, self.max_body_bytes).gathered() >= size
+            ]
+            found = self._rooms[size] = max((answer_size(one, size) for one in takes), default=0)
+        return found
 
     def end(self, rpc: Rpc, error: CarpoolError) -> None:
         """Ends a call that its handler has not ended."""
