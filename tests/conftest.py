@@ -21,6 +21,7 @@ from carpool.compiling import is_compiled
 from carpool.config import backend_kinds
 from later import many
 from rewriting import rewrite_share
+from together import are_together, one_test
 
 # A machine may stand still for seconds: how long an example takes, or is made, says nothing about the code.
 settings.register_profile(
@@ -44,6 +45,12 @@ gc.disable()  # until everything is imported, of which nothing is garbage
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     rewrite_share(session.config)
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> pytest.Item | None:
+    if name.startswith("test") and isinstance(collector, pytest.Module) and are_together(collector.config):
+        return one_test(collector, name, obj)
+    return None
 
 
 def pytest_collection_finish() -> None:

@@ -23,6 +23,7 @@ from core.test_triton_stories import RECORDED, Story
 from frontend.http.harness import Client, Response, post
 from later import later
 from live.server import Live, infer_path, serving
+from together import cases_of
 from waiting import until
 
 Json = dict[str, Any]
@@ -253,9 +254,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Live]:
     """One model for each configuration that the stories need which are played this time."""
     played = {
-        str(item.callspec.params["name"])
+        str(case["name"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.path == Path(__file__)
+        for case in cases_of(item)
     }
     needed = {config_pbtxt(STORIES[name]["config"]) for name in played}
     for number, config in enumerate(CONFIGS):
