@@ -98,6 +98,7 @@ def test_beyond_so_many_lanes_addresses_share_one_that_weighs_as_much_as_they_ar
     (shared,) = others
     assert (shared.shared, shared.named, shared.weight) == (True, False, 300.0)
     assert divide_weights([*own[:2], shared]) == [1.0, 1.0, 300.0]
+    assert lanes.peek(ORDINARY, f"{ADDRESS}newcomer") is shared
     named = lanes.lane(ORDINARY, "a name that is made up", 0.0)
     assert (named.shared, named.weight) == (True, 1.0), "names cost nothing"
     assert named is not shared

@@ -170,6 +170,11 @@ class Lane:
         return first
 
 
+def _shared_by(source: str) -> str:
+    """Returns the lane of a source that has none of its own."""
+    return ADDRESS + _SHARED if source.startswith(ADDRESS) else _SHARED
+
+
 class Sharing:
     """Counts who was here lately, in so many seconds or up to twice as long, and no more than a bounded
     number."""
@@ -254,9 +259,10 @@ class Lanes:
             if len(self.by_key) >= self._constants.max_lanes:
                 if source.startswith(ADDRESS):
                     weight = self._sharing.count(source, now)
-                source = ADDRESS + _SHARED if source.startswith(ADDRESS) else _SHARED
-            memory = self._constants.lane_memory_s
-            lane = self.by_key.setdefault((level, source), Lane(level, source, memory))
+                source = _shared_by(source)
+                lane = self.by_key.get((level, source))
+            if lane is None:
+                lane = self.by_key[level, source] = Lane(level, source, self._constants.lane_memory_s)
             if lane.shared:
                 lane.weight = weight
         lane.seen = now
@@ -264,7 +270,10 @@ class Lanes:
 
     def peek(self, level: int, source: str) -> Lane:
         """The lane this source would have, without giving it one or noting that it was seen."""
-        return self.by_key.get((level, source)) or Lane(level, source, self._constants.lane_memory_s)
+        found = self.by_key.get((level, source))
+        if found is None and len(self.by_key) >= self._constants.max_lanes:
+            found = self.by_key.get((level, _shared_by(source)))
+        return found or Lane(level, source, self._constants.lane_memory_s)
 
     def only_ready(self) -> Lane | None:
         """Returns the lane of all who may run; None where they are in several, or there are none."""
