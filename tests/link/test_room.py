@@ -9,6 +9,7 @@ import pytest
 
 from carpool.errors import TooLarge, Unavailable
 from carpool.memory.arena import LARGE, ArenaSlot
+from heard import Heard
 from link.joined import Asked, Client, Joined, joined, run
 from waiting import until_in_loop as until
 
@@ -94,6 +95,30 @@ def test_without_room_a_long_answer_is_an_error_that_says_so() -> None:
             assert error.reason == "no-slots"
             await settled(link, client)
 
+    run(main())
+
+
+def test_one_long_answer_does_not_make_others_like_it_be_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long an answer is may depend on what is in the request: most are short."""
+
+    class HeardOfClient(Heard):
+        client = "one"
+
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door(size=16 << 20)
+            x = np.ones((4, 2), np.uint8)
+            assert np.array(await client.infer("loose", x, "large").output()).nbytes >= 4 << 20
+            several = [client.infer("loose", x, "hold") for _ in range(16)]
+            await until(lambda: len(link.engine.waiting) == len(several))
+            slot = client.door.large_slot(LARGE + 1, LARGE, "another", nobody)
+            slot.release()
+            link.engine.release()
+            for asked in several:
+                assert np.array_equal(await asked.output(), x)
+            await settled(link, client)
+
+    monkeypatch.setattr("link.joined.Heard", HeardOfClient)
     run(main())
 
 

@@ -258,10 +258,14 @@ class FrontLink:
             if template.extent > len(slot.view) - tail:
                 raise _not_in_a_slot()
             # Without room for its outputs they come over the socket, which is slower but still an answer;
-            # long ones have room from the beginning, or are rejected.
-            size = template.capacity
+            # those that are known to be long have room from the beginning, or are rejected.
+            size, certain = template.capacity, template.places is not None
             short = size <= LARGE and slot.answer is None
-            find = door.arena.allocate if short else partial(door.answer_slot, slot, _client(hears))
+            find = (
+                door.arena.allocate
+                if short
+                else partial(door.answer_slot, slot, _client(hears), certain=certain)
+            )
             output = None if ask.in_parts else find(size)
         except CarpoolError as error:
             return door.fail(call, error)

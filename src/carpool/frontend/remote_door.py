@@ -122,14 +122,18 @@ class RemoteDoor(BodySlots):
             if not make_room():
                 raise Unavailable("all memory for request bodies is in use", reason="no-slots")
 
-    def answer_slot(self, slot: ArenaSlot | None, client: str, capacity: int) -> ArenaSlot | None:
+    def answer_slot(
+        self, slot: ArenaSlot | None, client: str, capacity: int, *, certain: bool = True
+    ) -> ArenaSlot | None:
         """Returns a slot for the answer to what is in `slot`, where one may be reserved already. None where
         there is no room: then the answer comes over the link. Raises `Unavailable` if it is too long for
-        that."""
+        that. An answer that is not `certain` to take so much is never rejected."""
         reserved = None if slot is None else slot.take_answer()
+        if reserved is not None and reserved.capacity >= capacity:
+            return reserved
+        if not certain:
+            return self._expected_slot(reserved, client, capacity)
         if reserved is not None:
-            if reserved.capacity >= capacity:
-                return reserved
             reserved.release()
         large = self._is_large(capacity) and client != ""
         if large and not self.arena.may_take(client, capacity):
@@ -137,6 +141,17 @@ class RemoteDoor(BodySlots):
         found = self.arena.allocate(capacity, client)
         if found is None and large:
             raise Unavailable("all memory for responses is in use", reason="no-slots")
+        return found
+
+    def _expected_slot(self, reserved: ArenaSlot | None, client: str, capacity: int) -> ArenaSlot | None:
+        """Returns a slot as long as an answer like this was before, or else what is reserved: an answer that
+        does not fit asks for room when it is there."""
+        may_take = self.arena.may_take(client, capacity)
+        found = self.arena.allocate(capacity, client) if may_take else None
+        if found is None:
+            return reserved
+        if reserved is not None:
+            reserved.release()
         return found
 
     def _is_large(self, size: int) -> bool:
