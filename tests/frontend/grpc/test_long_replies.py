@@ -74,7 +74,8 @@ def test_no_turn_frames_more_than_its_part(front: FrontEnd, monkeypatch: pytest.
         flush(outgoing)
 
     monkeypatch.setattr(h2_outgoing.Outgoing, "flush", counting)
-    window = h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 2 * SIZE}) + h2.window_update(0, 2 * SIZE)
+    wishes = {h2.INITIAL_WINDOW_SIZE: 2 * SIZE, h2.MAX_FRAME_SIZE: h2.LARGEST_FRAME}
+    window = h2.PREFACE + h2.settings(wishes) + h2.window_update(0, 2 * SIZE)
     with wire(front, window) as client:
         client.send(head(1, path=INFER))
         body = framed(message())
@@ -82,7 +83,7 @@ def test_no_turn_frames_more_than_its_part(front: FrontEnd, monkeypatch: pytest.
             last = start + h2.SMALLEST_FRAME >= len(body)
             client.send(data(1, body[start : start + h2.SMALLEST_FRAME], h2.END_STREAM if last else 0))
         assert answered(client.answer(1).data[5:]) == SENT
-    assert max(turns) < h2_outgoing._IN_A_TURN + 2 * h2.SMALLEST_FRAME
+    assert max(turns) < h2_outgoing._IN_A_TURN + 2 * h2_outgoing._LONGEST_FRAME
     assert sum(turns) > SIZE
 
 

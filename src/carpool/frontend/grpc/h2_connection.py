@@ -93,7 +93,9 @@ class H2Connection:
         self._data_bytes = 0
         self._mark, self._mark_at = 0, 0.0  # how much data there was when the window of time began
         # what is sent
-        self.outgoing = Outgoing(shared.loop, shared.accounts, self._sent, self._earn, self._given_up)
+        self.outgoing = Outgoing(
+            shared.loop, shared.accounts, self._sent, self._earn, self._given_up, shared.turns.wait
+        )
         self._rpcs = self.outgoing.rpcs
         self._pinged_at = 0.0
 
@@ -163,7 +165,7 @@ class H2Connection:
             self._shared.accounts.read(self.stake, self.stake.unread)
         if self._phase != CLOSED:
             self._mark, self._mark_at = self._data_bytes, monotonic()  # meanwhile nothing could come
-            self.outgoing.pump_all()
+            self.outgoing.pump_later()
             self._continue()
 
     # ── as its client's account asks ──

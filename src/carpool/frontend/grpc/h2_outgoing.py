@@ -16,6 +16,7 @@ from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
 from carpool.frontend.grpc.rpc import Message, Rpc
 
 _WRITTEN_TOGETHER: Final = 64 * 1024
+_LONGEST_FRAME: Final = 64 * 1024  # also for clients that take frames of megabytes, as gRPC's own do
 _IN_A_TURN: Final = 256 * 1024  # bytes of data of one connection
 _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
 
@@ -26,7 +27,7 @@ class Outgoing:
 
     __slots__ = (
         *("_accounts", "_bytes", "_credit", "_ended", "_file", "_loop", "_out", "_scheduled", "_sent"),
-        *("_transport", "blocked", "busy", "call_window", "client", "largest", "no_table"),
+        *("_transport", "_wait", "_waits", "blocked", "busy", "call_window", "client", "largest", "no_table"),
         *("rpcs", "stalled", "window"),
     )
 
@@ -37,12 +38,15 @@ class Outgoing:
         sent: Callable[[Rpc], None],
         credit: Callable[[int], None],
         ended: Callable[[Rpc], None],
+        wait: Callable[[Callable[[], None]], None],
     ) -> None:
         self._loop = loop
         self._accounts = accounts
         self._sent = sent
         self._credit = credit
         self._ended = ended
+        self._wait = wait  # for a turn
+        self._waits = False
         self.client = ""  # whose connection it is, by address
         self._transport: asyncio.Transport
         self._file = -1  # of the transport's socket; over TLS nothing is written past the transport
@@ -65,7 +69,7 @@ class Outgoing:
     def disconnect(self) -> None:
         """Nobody is told any more: the connection, which knows this, is freed at once and not by a collector,
         which hardly ever comes."""
-        self._sent = self._credit = self._ended = _nobody
+        self._sent = self._credit = self._ended = self._wait = _nobody
 
     @property
     def unsent(self) -> int:
@@ -156,7 +160,7 @@ class Outgoing:
         pending = rpc.pending
         while pending and not self.stalled and self._bytes < _IN_A_TURN:
             piece = pending[0]
-            count = min(len(piece), rpc.send_window, self.window, self.largest)
+            count = min(len(piece), rpc.send_window, self.window, self.largest, _LONGEST_FRAME)
             if count <= 0:
                 break
             if count == len(piece):
@@ -177,6 +181,19 @@ class Outgoing:
         else:
             self.send_block(rpc.number, _LAST_BLOCK, rpc.last_block)
             self._sent(rpc)
+
+    def pump_later(self) -> None:
+        """Goes on in its turn: each long write may take this thread off its core, and others have theirs in
+        between."""
+        if self.blocked and not self._waits:
+            self._waits = True
+            self._wait(self._pump_in_turn)
+
+    def _pump_in_turn(self) -> None:
+        self._waits = False
+        self.pump_all()
+        if self._bytes >= _WRITTEN_TOGETHER:
+            self.flush()
 
     def pump_all(self) -> None:
         for rpc in list(self.blocked):
@@ -256,8 +273,8 @@ class Outgoing:
         except RuntimeError:
             self._transport.abort()  # uvloop raises when the handle is closed already
             return
-        if self.blocked and not self.stalled and size >= _IN_A_TURN:
-            self._loop.call_soon(self.pump_all)
+        if size >= _IN_A_TURN:
+            self.pump_later()
 
 
 def _nobody(_what: object) -> None:
