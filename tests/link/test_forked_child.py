@@ -54,6 +54,21 @@ def test_one_that_is_born_is_watched_to_its_end() -> None:
     assert asyncio.run(live()) == (7, 0)
 
 
+def test_one_that_is_abandoned_is_waited_for_although_its_descriptor_does_not_block() -> None:
+    async def live() -> int | None:
+        child, born = await unborn()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60.0)
+            os._exit(0)
+        child.begin(born.born(pid))
+        os.set_blocking(child._pidfd, False)  # as uvloop does with what it watches
+        child.abandon()
+        return born.returncode
+
+    assert asyncio.run(live()) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("heard", [False, True], ids=["at once", "after its end was heard"])
 def test_one_that_is_born_when_nobody_wants_it_any_more_is_ended(heard: bool) -> None:
     reading, writing = os.pipe()

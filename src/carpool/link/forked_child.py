@@ -62,8 +62,8 @@ class _Born:
     def _reap(self) -> int:
         if self._pidfd < 0:
             return -signal.SIGKILL  # it was never born
-        try:
-            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        try:  # by its number, which stays its own until here: the loop has made the descriptor non-blocking
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED)
         except ChildProcessError:  # it was not handed over, and its parent knows more
             ended = None
         os.close(self._pidfd)

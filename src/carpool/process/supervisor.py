@@ -189,6 +189,8 @@ class Supervisor:
             try:
                 child = await self._fill(post)
             except Exception as error:  # no process, no memory, no descriptor: there may be one later
+                if self._stopping.is_set():
+                    return
                 await self._could_not_start(post, error)
                 continue
             if child is None:
