@@ -62,8 +62,9 @@ def until_alone(server: Live, most: int) -> None:
 def test_frames_by_chance_leave_nothing_behind(frames: int, tmp_path: Path) -> None:
     onnx_models.identity(tmp_path / "models" / "same" / "1" / "model.onnx")
     with serving(tmp_path / "models", grpc=1, folder=tmp_path) as server:
-        door, pids = Door(server.grpc_port), server.all_pids()
+        door = Door(server.grpc_port)
         assert is_unharmed(door)
+        pids = server.all_pids()  # the front end for gRPC is the last to be there
         (front,) = server.grpc_pids
         files = descriptors(front)
         seed = send(door, frames // 10, seed=1)
