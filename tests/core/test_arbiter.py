@@ -127,8 +127,8 @@ def test_even_three_times_the_whole_device_does_not(flood: float) -> None:
 
 
 def test_two_flooded_models_divide_the_device_by_weight() -> None:
-    models = [resnet(3.0, 6.0, 1, weight=3.0), resnet(3.0, 6.0, 2, weight=1.0)]
-    play_together(models, 6.0)
+    models = [resnet(3.0, 2.0, 1, weight=3.0), resnet(3.0, 2.0, 2, weight=1.0)]
+    play_together(models, 2.0)
     assert models[0].used / models[1].used == pytest.approx(3.0, rel=0.15)
 
 
@@ -152,13 +152,13 @@ def test_a_model_that_waits_for_a_fuller_batch_holds_nobody_up() -> None:
 
 
 def test_alone_on_its_device_a_model_is_as_if_there_were_no_arbiter() -> None:
-    arrivals = resnet(2.0, 10.0, 3)
-    together = play_together([arrivals], 10.0)
-    alone = resnet(2.0, 10.0, 3)
+    arrivals = resnet(2.0, 3.0, 3)
+    together = play_together([arrivals], 3.0)
+    alone = resnet(2.0, 3.0, 3)
     alone.start(None, 1)
     alone.simulation._random = Random(1)
     run = alone.simulation.play(alone.arrivals)
-    run.seconds = 10.0
+    run.seconds = 3.0
     assert report(run, 0.1, 1) == together[0]
 
 
