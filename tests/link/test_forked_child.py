@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,22 @@ async def unborn() -> tuple[Child, _Born]:
     child = Child.around(born, ours, written, "runner")
     born.given_up = partial(child.begin, -1)
     return child, born
+
+
+def test_its_end_is_waited_for_also_where_a_loop_watches_it() -> None:
+    """A loop makes what it watches non-blocking, and duplicates of a descriptor share that."""
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    born = _Born()
+    watched = born.born(process.pid)
+    os.set_blocking(watched, False)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(born.wait)
+        assert process.stdin is not None
+        until(lambda: waiting.done() or waiting.running())
+        process.stdin.close()
+        assert waiting.result(WAIT_S) == 0
+    os.close(watched)
+    process.returncode = 0
 
 
 def test_one_that_is_killed_before_it_is_born_has_ended() -> None:

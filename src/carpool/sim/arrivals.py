@@ -68,7 +68,8 @@ def _trace(path: Path, model: str) -> tuple[list[Arrival], bool]:
                 try:
                     arrival, whose = _trace_line(line, f"{path} line {number}")
                 except InvalidInput:
-                    cut_off = number > 1 and not line.endswith("\n") and not file.readline(1)
+                    torn = not line.endswith("\n") and not _is_json(line)
+                    cut_off = number > 1 and torn and not file.readline(1)
                     if not cut_off:
                         raise
                     break
@@ -104,6 +105,14 @@ def poisson_between(start: float, end: float, rate: float, random: Random) -> It
     while at < end:
         yield Arrival(at)
         at += random.expovariate(rate)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
