@@ -5,19 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import orjson
 import pytest
 
 from carpool.errors import Unavailable
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http import long_answer, protocol
-from carpool.frontend.http.long_answer import LONG_ANSWER
+from carpool.frontend.http.long_answer import LONG_ANSWER, LongAnswer, LongAnswers, LongBody, LongEvents
 from carpool.types import Datatype, InferResponse, Tensor, TensorSpec
 from carpool.wire.codec import encode_response
-from carpool.wire.slices import ELEMENTS, PIECE_BYTES
+from carpool.wire.slices import ELEMENTS, PIECE_BYTES, SlicedBytes
 from frontend.fake_door import FakeModel, echo
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.http.harness import Client, post
@@ -247,6 +249,69 @@ def test_streams_that_nobody_reads_hold_what_their_answers_are_and_give_it_back(
     for client in clients:
         client.socket.close()
     until(lambda: held(front) == 0)
+
+
+def test_for_a_stream_that_is_given_up_its_model_stops(front: FrontEnd) -> None:
+    front.door.held = True
+    shared = front.server.server._shared
+    with Client("127.0.0.1", front.server.port, receive_buffer=4096) as client:
+        client.send(post("/v2/models/parts/generate_stream", json.dumps({"x": 1.0}).encode()))
+        call = front.wait_for_call()
+        front.run(lambda: call.say({"y": VALUES}))
+        until(lambda: shared.long_answers.writing)
+        front.run(lambda: [answer.give_up() for answer in list(shared.long_answers.writing)])
+        assert call.cancelled
+
+
+def test_a_stream_without_room_for_its_event_is_a_failure(front: FrontEnd) -> None:
+    shared = front.server.server._shared
+    other = front.run(lambda: shared.accounts.body("another", 0.0))
+    front.run(lambda: shared.accounts.take(other, shared.accounts.most_bytes - LONG_ANSWER))
+    with front.connect() as client:
+        client.send(post("/v2/models/wide/generate_stream", json.dumps({"x": 1.0}).encode()))
+        client.rest()
+    front.run(lambda: shared.accounts.close(other))
+    assert front.count("wide", "nv_inference_request_success") == 0
+
+
+class Pipelined:
+    """A client whose next request is answered as soon as an answer has ended."""
+
+    unsent = 0
+
+    def __init__(self) -> None:
+        self.behind: Callable[[], None] | None = None
+
+    def begin_long(self, _fields: bytes, _length: int | None) -> bool:
+        return False
+
+    def send_view(self, piece: Any) -> None:
+        """Takes it."""
+
+    def end_long(self, *, chunked: bool) -> None:
+        behind, self.behind = self.behind, None
+        if behind is not None:
+            behind()
+
+    def abort(self) -> None:
+        raise AssertionError
+
+
+def test_an_answer_that_begins_at_the_end_of_another_begins_once() -> None:
+    turns: deque[Callable[[], None]] = deque()
+    reader, line, most = Pipelined(), deque[LongAnswer](), 0
+    shared: Any = LongAnswers(cast(Any, None), Accounts(8), turns.append, cast(Any, None))
+
+    def begin() -> None:
+        events = LongEvents(bool, cast(Any, None), bool, cast(Any, bool))
+        shared.begin("one", reader, LongBody(SlicedBytes([bytes(3 * PIECE_BYTES)]), events, b"", 1), line)
+
+    reader.behind = begin
+    begin()
+    while turns:
+        most = max(most, len(turns))
+        turns.popleft()()
+    assert (most, len(line), len(shared.writing)) == (1, 0, 0)
 
 
 def test_nothing_is_written_in_a_thread_of_its_own(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,7 @@ class EventStream:
 
     def key_ended(self) -> None:
         """The key that it was asked with is removed: nothing more is sent, or worked on."""
-        leave = self._exchange.on_disconnect
-        self._exchange.cut()
-        if leave is not None:
-            leave()
+        self.abort()
 
     def end(self) -> None:
         if self._long:
@@ -90,7 +87,7 @@ class EventStream:
         self._exchange.respond_long(LongBody(content, events), self)
 
     def _failed(self, _error: CarpoolError) -> None:
-        self._exchange.cut()
+        self.abort()
 
     # ── as `AnswerReader` ──
 
@@ -110,7 +107,11 @@ class EventStream:
             self.end()
 
     def abort(self) -> None:
+        """Cuts its client off, for whom nothing more is worked on."""
+        leave = self._exchange.on_disconnect
         self._exchange.cut()
+        if leave is not None:
+            leave()
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ import orjson
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.frontend.calls.packing import AT_ONCE, prepare
+from carpool.frontend.calls.placement import OVER
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over, status_of
@@ -134,7 +135,7 @@ class GenerateCall(HttpCall):
             self._say_part(answer)
         if self._streams:
             self._stream().end()  # also of one without events
-            if answer.taken:
+            if answer.taken and self.state != OVER:  # else it was given up while it was prepared
                 self._answer(answer, placed, begun=True)
             return
         if self._only is None:

@@ -331,9 +331,10 @@ class LongAnswer:
 
     def _end(self) -> None:
         self._leave()
+        following = self._line[0] if self._line else None  # what begins behind the end starts itself
         self._reader.end_long(chunked=self._chunked)
-        if self._line:
-            self._line[0].start()
+        if following is not None:
+            following.start()
 
     def _leave(self) -> None:
         self.stop()
