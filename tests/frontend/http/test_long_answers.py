@@ -179,6 +179,21 @@ def test_when_the_client_leaves_all_is_given_back(front: FrontEnd) -> None:
             front.until_slots_are_back()
 
 
+def test_a_client_that_leaves_before_its_answer_begins_is_counted(
+    front: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_answer.LongAnswer, "_go_on", lambda _answer: None)
+    classes = {"name": "y", "parameters": {"classification": 2}}  # which a thread finds
+    body = orjson.dumps({"inputs": [X], "outputs": [classes, {"name": "z"}]})
+    with front.connect() as client:
+        client.send(post("/v2/models/two/infer", body))
+        until(lambda: held(front) > 0)
+        client.reset()
+    until(lambda: held(front) == 0)
+    failures = [line for line in front.metrics().splitlines() if 'failure{model="two"' in line]
+    assert sum(float(line.rpartition(" ")[2]) for line in failures) == 1
+
+
 def test_one_that_is_read_slowly_leaves_its_slot_and_stays_whole(
     front: FrontEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

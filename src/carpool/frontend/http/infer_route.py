@@ -469,10 +469,15 @@ class HttpCall(ClientCall):
         )
 
     def _respond_long(self, body: LongBody, answer: Answer) -> None:
+        exchange = self._exchange
         if answer.held is None and answer.outputs:  # they may end when this returns
             body.move()
         answer.taken = True
-        self._exchange.respond_long(body)
+        if exchange.pending:
+            exchange.on_disconnect = self.leave  # until it has begun: else nobody would count the request
+        exchange.respond_long(body)
+        if not exchange.pending:  # its client has left while a thread worked, or it was rejected already
+            self.leave()
 
     def _begun(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
         """The head is out: a client that sends no more may still read."""
