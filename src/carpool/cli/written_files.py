@@ -18,11 +18,15 @@ class CannotWrite(CarpoolError):
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """A file that is there keeps its permissions, and its content if the new one cannot be written."""
+    """A file that is there keeps its permissions, and its content if the new one cannot be written. A pipe or
+    a device, such as /dev/stdout, takes it as it comes, and is not replaced."""
     from carpool.engine.profile.whole_file import write_whole
 
     data = content.encode() if isinstance(content, str) else content
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
         file = path.resolve()
         write_whole(file, (data,), file.stat().st_mode & 0o777 if file.exists() else _usual_mode())
     except OSError as error:

@@ -1,0 +1,25 @@
+"""Tests of files that verbs write where users say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.written_files import CannotWrite, write_file
+
+
+def test_what_is_no_file_takes_the_content_and_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, "{}")
+        assert pipe.is_fifo()
+        assert os.read(reader, 16) == b"{}"
+    finally:
+        os.close(reader)
+    with pytest.raises(CannotWrite):
+        write_file(tmp_path, "{}")
+    assert os.listdir(tmp_path) == ["pipe"]
