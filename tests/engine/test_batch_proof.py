@@ -327,3 +327,29 @@ def test_inspect_says_it(tmp_path: Path) -> None:
         report = inspect_model(make(tmp_path / "model.onnx"))
         assert (said in report.unbatched) if said else not report.unbatched
         assert any(line.startswith("each request runs alone") for line in report.evidence) == bool(said)
+
+
+SUMS = """
+INPUTS = {"x": ("FP32", [4])}
+OUTPUTS = {"y": ("FP32", [4])}
+MAX_BATCH = LARGEST
+
+class Model:
+    def predict(self, x):
+        if x.max() < 1000:
+            raise ValueError("no such row")
+        return {"y": x}
+"""
+
+
+@pytest.mark.parametrize("largest", [32, 16])
+def test_a_python_file_asks_for_as_many_as_others_have_unasked(largest: int, tmp_path: Path) -> None:
+    from carpool.lab.model_report import inspect_model
+
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text(SUMS.replace("LARGEST", str(largest)))
+    (source,) = find_models([tmp_path], gpus=0)[0]
+    ready = Loading(source.config, source.versions[-1]).prepare(lambda _: None)
+    ready.close()
+    assert (ready.signature.max_batch, ready.signature.unbatched) == (largest, "")
+    assert inspect_model(tmp_path / "m").unbatched == ""

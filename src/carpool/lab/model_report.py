@@ -12,7 +12,7 @@ from carpool.backends.backend import Backend, KeepsMemory, Placement
 from carpool.config.model import BATCH_HELP, DYNAMIC, ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import TOML, ModelSource, find_models
-from carpool.engine.loading.batch_proof import must_be_proven, prove
+from carpool.engine.loading.batch_proof import asks_for_batches, must_be_proven, prove
 from carpool.engine.loading.loading import Loading, as_pictures
 from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.engine.profile.hardware import gpu_count
@@ -176,7 +176,7 @@ def _memory(
 
 def _proven(backend: Backend, source: ModelSource, found: Examined, vision: VisionSettings | None) -> str:
     """Returns why a batch is not what its requests are alone."""
-    asks = (source.config.max_batch or 0) > 1
+    asks = asks_for_batches(source.config, found.config, source.versions[-1].file)
     if not must_be_proven(backend, found.config, declared=asks):
         return ""
     proof = prove(

@@ -24,14 +24,14 @@ from carpool.backends.backend import (
 )
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL, UNBATCHED
-from carpool.config.model import BATCH_HELP, DEFAULT_MAX_BATCH, DYNAMIC, ModelConfig, Task
+from carpool.config.model import BATCH_HELP, DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import singly
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch, sizes
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
-from carpool.engine.loading.batch_proof import RULE, SLIGHT, BatchTrial, must_be_proven, prove
+from carpool.engine.loading.batch_proof import RULE, SLIGHT, BatchTrial, asks_for_batches, must_be_proven, prove
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.compiled_file import (
@@ -363,7 +363,8 @@ class Loading:
             self._weights = backend.weights() if isinstance(backend, SharesWeights) else None
             return backend
 
-        found = self._examined or examine(self._config, self._version)
+        given = self._config
+        found = self._examined or examine(given, self._version)
         config, signature, self._labels, seen = try_out(found, load)
         tried = _weights_for(config)
         self._told = {}
@@ -373,8 +374,7 @@ class Loading:
             self._weights = None  # it will not share them, and needs the room
         if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
             self._labels = {self._vision.outputs[0].name: self._vision.labels}
-        # A Python file says it, too: then it is not what a model has of which nobody says anything.
-        self._insists = self._insists or (self._config.max_batch or 0) not in (0, 1, DEFAULT_MAX_BATCH)
+        self._insists = self._insists or asks_for_batches(given, self._config, self._version.file)
         self._settled = True
 
     @property
