@@ -105,6 +105,8 @@ def test_metadata_that_the_layers_contradict_is_named(tmp_path: Path) -> None:
         ({"image_processor_type": "LevitImageProcessor"}, ("resize",)),
         ({"size": 64, "max_size": 100}, ("resize",)),
         ({"resample": 4}, ("kernel",)),
+        ({"resample": [2]}, ("kernel",)),
+        ({"crop_pct": 1e-320}, ()),
         ({"do_thumbnail": True, "device": "cpu"}, ("preprocessor_config.do_thumbnail",)),
         ({"do_align_long_axis": False}, ()),
     ],

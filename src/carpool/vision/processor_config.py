@@ -19,6 +19,7 @@ _KERNELS = {0: "pil-nearest", 1: "pil-lanczos", 2: "pil-bilinear", 3: "pil-bicub
 _FLIPS = "MobileViT"  # a processor that turns RGB into BGR unless its file says otherwise
 _NEVER_NORMALISE = (_FLIPS, "GLPN")  # without mean and std, which their files may name all the same
 _WARPED = 384  # pixels from which on ConvNeXt's processor does not crop
+_LEAST_SHARE = 0.01  # of a picture that a crop leaves
 _MOST_DOUBTS = 8
 _KIND = re.compile(r"(\w{1,60}?)(?:ImageProcessor|FeatureExtractor)(?:Fast|Pil)?")
 _PADS_A_BATCH = (
@@ -58,10 +59,10 @@ class Processor(NamedTuple):
 def read_processor(settings: Settings) -> Processor:
     size, image = _fitted(settings)
     doubts = list(_doubts(settings, size, image))
-    kernel = _KERNELS.get(settings.get("resample", -1))
-    if kernel:
-        image["kernel"] = kernel
-    elif settings.get("resample") is not None:
+    number = settings.get("resample")
+    if isinstance(number, int) and number in _KERNELS:
+        image["kernel"] = _KERNELS[number]
+    elif number is not None:
         doubts.append("kernel")
     flips = settings.get("do_flip_channel_order", _kind(settings) == _FLIPS)
     image["channels"] = "bgr" if flips else "rgb"
@@ -127,7 +128,7 @@ def _fitted(settings: Settings) -> tuple[tuple[int, int] | None, dict[str, Any]]
         crop = min(cut) / min(size) if cut and size else 1.0
         return cut or size, {"resize": "crop", "crop": crop} if crop <= 1 else {}  # else it pads
     share = settings.get("crop_pct")
-    if size and isinstance(share, float) and 0 < share <= 1:  # ConvNeXt's
+    if size and isinstance(share, float) and _LEAST_SHARE <= share <= 1:  # ConvNeXt's
         crop = size[0] / int(size[0] / share)
         return size, {"resize": "crop", "crop": crop} if size[0] < _WARPED else {"resize": "stretch"}
     return size, {} if _to_shortest(settings) or not size else {"resize": "stretch"}
@@ -137,7 +138,8 @@ def sides_of(value: object) -> tuple[int, int] | None:
     """Returns height and width: of a number, a pair, timm's channels, height and width, or a dict of them."""
     if isinstance(value, Mapping):
         if "shortest_edge" in value:
-            return sides_of(value["shortest_edge"])
+            side = value["shortest_edge"]
+            return None if isinstance(side, Mapping) else sides_of(side)
         return sides_of([value.get("height"), value.get("width")])
     found = [value, value] if isinstance(value, int) else value
     if not isinstance(found, list | tuple) or len(found) not in (2, 3):
