@@ -16,8 +16,11 @@ from carpool.config.model import ModelConfig, ModelSignature, TensorSignature
 from carpool.config.repository import find_models
 from carpool.engine.loading.batch_proof import RULE, must_be_proven, prove
 from carpool.engine.loading.loading import Loading, Ready
-from carpool.engine.profile.model_profile import ProfileStore
+from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.model_profile import Profile, ProfileStore, read_profile
 from carpool.errors import ModelError
+from carpool.link.typed_json import as_json
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
 row_graphs = pytest.importorskip("engine.row_graphs")
@@ -283,6 +286,17 @@ def test_what_does_not_run_on_noise_is_not_proven() -> None:
 
     proof = found(refuses)
     assert (proof.differs, proof.untried) == ("", "not this")
+
+
+def test_what_a_model_raises_is_kept_as_a_short_line() -> None:
+    def refuses(_x: Array, _run: int) -> Array:
+        raise ModelError("not\nthis \x1b[31m" + "x" * 50_000)
+
+    proof = found(refuses)
+    assert proof.untried.startswith("not this ?[31mx")
+    assert len(proof.untried) <= 1000
+    profile = Profile(Layout(1, 1), "tried", Measured((Point(1, 0.01, 0.1, 5),)), proof=proof)
+    assert read_profile(as_json(profile)) == profile
 
 
 def test_it_costs_few_images() -> None:

@@ -14,7 +14,14 @@ from carpool.config.backend_kinds import kinds
 from carpool.core.curve import BatchCurve
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Profile, StartTimes, best_piece, choices, read_profile
+from carpool.engine.profile.model_profile import (
+    BatchProof,
+    Profile,
+    StartTimes,
+    best_piece,
+    choices,
+    read_profile,
+)
 from carpool.engine.profile.run_memory import MUCH_MEMORY, RunMemory
 from carpool.link.typed_json import as_json
 
@@ -54,6 +61,8 @@ def test_times_that_cannot_be_right_are_not_read(points: tuple[Point, ...]) -> N
         {"colour": "red"},
         {"layout_reason": "\x1b]0;title\x07"},
         {"measured_at": "x" * 30_000},
+        {"proof": as_json(BatchProof(1, "\x1b]0;title\x07"))},
+        {"proof": as_json(BatchProof(1, untried="x" * 30_000))},
         {"memory": as_json(RunMemory(0, 1 << 60))},
         {"started": as_json(StartTimes(float("inf")))},
     ],

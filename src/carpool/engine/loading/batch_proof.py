@@ -41,6 +41,7 @@ SLIGHT = 0.05
 """As a share of an answer: so little do other requests change where a file quantises all rows together."""
 _NOISE = 0.05  # what an engine of low precision changes at most with the size of a batch
 _SHAKE = 1e-3  # of an input: what a network that amplifies noise answers is others then, too
+_LONGEST_ERROR = 1000  # characters
 _IDS = re.compile(r"(?:.*_)?(?:input_?ids|ids|tokens?|text)(?:_\d+)?")
 _NO_IDS = re.compile(r".*(?:type|position|index|class|image|batch).*")
 _MASK = re.compile(r".*mask.*")
@@ -66,9 +67,9 @@ _ON_DEVICES = (_QUIET, _Draw(1, 1), _LOUD)
 
 
 def asks_for_batches(given: ModelConfig, whole: ModelConfig, file: Path | None) -> bool:
-    """Returns whether its author asks for batches: in the settings that are `given`, or in a Python file, which
-    may ask for as many as a model has of which nobody says anything. `whole` are its settings with what the
-    file says."""
+    """Returns whether its author asks for batches: in the settings that are `given`, or in a Python file,
+    which may ask for as many as a model has of which nobody says anything. `whole` are its settings with what
+    the file says."""
     if (given.max_batch or 0) > 1 or (whole.max_batch or 0) not in (0, 1, DEFAULT_MAX_BATCH):
         return True
     return whole.backend == "python" and (read_declarations(file).max_batch or 0) > 1
@@ -91,7 +92,10 @@ def prove(backend: Backend, signature: Signature, *, on_device: bool = False) ->
 
 
 def _in_words(error: Exception) -> str:
-    return error.message if isinstance(error, CarpoolError) else f"{type(error).__name__}: {error}"
+    """Returns one short line: models may raise anything, and it is kept in the profile and shown."""
+    words = error.message if isinstance(error, CarpoolError) else f"{type(error).__name__}: {error}"
+    line = " ".join(words[:_LONGEST_ERROR].split())
+    return "".join(char if char.isprintable() else "?" for char in line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,14 @@ from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch, sizes
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
-from carpool.engine.loading.batch_proof import RULE, SLIGHT, BatchTrial, asks_for_batches, must_be_proven, prove
+from carpool.engine.loading.batch_proof import (
+    RULE,
+    SLIGHT,
+    BatchTrial,
+    asks_for_batches,
+    must_be_proven,
+    prove,
+)
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.compiled_file import (

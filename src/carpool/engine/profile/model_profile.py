@@ -169,7 +169,8 @@ def _check_rest(profile: Profile) -> None:
         raise ValueError("a time that cannot be")
     if not all(0 <= count <= _MOST_MEMORY for count in (memory.measuring, memory.service)):
         raise ValueError("an amount of memory that cannot be")
-    said = (measured.ended, measured.provisional, profile.layout_reason, profile.measured_at, profile.reused)
+    said = [measured.ended, measured.provisional, profile.layout_reason, profile.measured_at, profile.reused]
+    said += [profile.proof.differs, profile.proof.untried]
     if sum(map(len, said)) > _MOST_TEXT or not all(c.isprintable() or c in "\n\t" for c in "".join(said)):
         raise ValueError("a text that cannot be")
 
