@@ -22,4 +22,4 @@ def test_what_is_no_file_takes_the_content_and_is_not_replaced(tmp_path: Path) -
         os.close(reader)
     with pytest.raises(CannotWrite):
         write_file(tmp_path, "{}")
-    assert os.listdir(tmp_path) == ["pipe"]
+    assert list(tmp_path.iterdir()) == [pipe]
