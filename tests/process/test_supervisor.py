@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 
 from carpool.config.server import ServerSettings
+from carpool.link.child_process import Child
 from carpool.process import standby, supervisor
+from carpool.process.forking import PROCESSES
 from waiting import until
 
 LONG = 60.0
@@ -608,4 +610,29 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.Mon
         assert not keeper._finished.done(), "the whole server ended"
 
     keeper: supervisor.Supervisor = None  # type: ignore[assignment]
+    asyncio.run(story())
+
+
+def test_it_can_be_stopped_while_the_zygote_imports_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begins(module: str, *arguments: str, **named: str) -> Child:
+        child = Child(module, *arguments, **named)
+        if module != PROCESSES:
+            os.kill(child.pid, signal.SIGSTOP)
+        return child
+
+    monkeypatch.setattr(standby, "Child", begins)
+
+    async def story() -> None:
+        keeper = supervisor.Supervisor(ServerSettings(drain_s=LONG), [], engine=ECHO, frontends=[])
+        keeper._finished = asyncio.get_running_loop().create_future()
+        keeper._standby.begin()
+        keeper._keepers[keeper._engine] = asyncio.create_task(keeper._keep(keeper._engine))
+        await asyncio.sleep(0)
+        zygote = keeper._standby._zygote
+        assert zygote is not None
+        assert zygote._forks, "it waits for no fork"
+        await keeper._drain()
+        assert keeper._finished.result() == 0
+        await keeper._end_all()
+
     asyncio.run(story())

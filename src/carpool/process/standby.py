@@ -94,11 +94,15 @@ class Standby:
             self._again = asyncio.get_running_loop().call_later(self._pause, self.begin)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """Ends the zygote: nothing is to be started any more, and what waits for a fork gets none."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()
         if self._zygote is not None:
-            zygote = self._zygote
-            zygote.close()
-            await zygote.task
+            self._zygote.close()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._zygote is not None:
+            await self._zygote.task

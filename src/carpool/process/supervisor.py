@@ -352,6 +352,7 @@ class Supervisor:
         for post in (*self._posts, self._engine):  # front ends first: nobody need hear of the engine's end
             if post.child is not None:
                 post.child.kill()
+        self._standby.stop()
         await asyncio.wait(self._keepers.values())
         await self._standby.close()
 
@@ -374,6 +375,7 @@ class Supervisor:
                 self._engine.child.control.send("lame-duck")
             await asyncio.sleep(self._settings.lame_duck_s)
         self._stopping.set()
+        self._standby.stop()
         if self._engine.child is not None:
             self._engine.child.control.send("stopping")
         for post in self._posts:
