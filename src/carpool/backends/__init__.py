@@ -67,6 +67,12 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     return complete(config, read_signature(config, version))
 
 
+def asks_for_batches(config: ModelConfig, version: ModelVersion) -> bool:
+    """Returns whether the model file says how many requests may share a batch."""
+    home = _home_of(config)
+    return hasattr(home, "asks_for_batches") and bool(home.asks_for_batches(version))
+
+
 def default_threads(instances: int, cores: int) -> int:
     """Returns threads for each instance, so that all of them together have one per core."""
     return max(1, cores // max(1, instances))

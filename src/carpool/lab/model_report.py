@@ -176,7 +176,7 @@ def _memory(
 
 def _proven(backend: Backend, source: ModelSource, found: Examined, vision: VisionSettings | None) -> str:
     """Returns why a batch is not what its requests are alone."""
-    asks = asks_for_batches(source.config, found.config, source.versions[-1].file)
+    asks = asks_for_batches(source.config, found.config, source.versions[-1])
     if not must_be_proven(backend, found.config, declared=asks):
         return ""
     proof = prove(

@@ -68,6 +68,10 @@ def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature
     return read_declarations(version.file).signature(config.max_batch)
 
 
+def asks_for_batches(version: ModelVersion) -> bool:
+    return (read_declarations(version.file).max_batch or 0) > 1
+
+
 class PythonBackend:
     def __init__(
         self,

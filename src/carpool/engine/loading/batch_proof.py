@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from carpool import backends
 from carpool.backends.agreement import how_far
 from carpool.backends.backend import AnswersEach, Backend, Gathers
-from carpool.backends.python.declarations import read_declarations
 from carpool.config.model import DEFAULT_MAX_BATCH, ModelConfig
+from carpool.config.repository import ModelVersion
 from carpool.engine.profile.model_profile import BatchProof
 from carpool.errors import CarpoolError
 from carpool.types import Array, Datatype, Signature, TensorSpec
@@ -66,13 +66,13 @@ _ON_DEVICES = (_QUIET, _Draw(1, 1), _LOUD)
 """On a GPU a whole number beyond the end of a table breaks the process: only those of words are above 0."""
 
 
-def asks_for_batches(given: ModelConfig, whole: ModelConfig, file: Path | None) -> bool:
+def asks_for_batches(given: ModelConfig, whole: ModelConfig, version: ModelVersion) -> bool:
     """Returns whether its author asks for batches: in the settings that are `given`, or in a Python file,
     which may ask for as many as a model has of which nobody says anything. `whole` are its settings with what
     the file says."""
     if (given.max_batch or 0) > 1 or (whole.max_batch or 0) not in (0, 1, DEFAULT_MAX_BATCH):
         return True
-    return whole.backend == "python" and (read_declarations(file).max_batch or 0) > 1
+    return backends.asks_for_batches(whole, version)
 
 
 def must_be_proven(backend: Backend, config: ModelConfig, *, declared: bool) -> bool:

@@ -381,7 +381,7 @@ class Loading:
             self._weights = None  # it will not share them, and needs the room
         if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
             self._labels = {self._vision.outputs[0].name: self._vision.labels}
-        self._insists = self._insists or asks_for_batches(given, self._config, self._version.file)
+        self._insists = self._insists or asks_for_batches(given, self._config, self._version)
         self._settled = True
 
     @property
