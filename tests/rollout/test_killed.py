@@ -318,6 +318,21 @@ def test_stopped_while_it_loads_it_has_not_failed(
     run(story())
 
 
+def test_a_load_that_a_stop_has_given_up_has_not_failed(tmp_path: Path, loader: Loader) -> None:
+    models(tmp_path, PLAN)
+
+    async def story() -> None:
+        async with life(tmp_path) as one:
+            await until(loader.waiting.is_set)
+            one.host.give_up_loads()
+            await until(lambda: not one.host.engine.control.under_way)
+            loader.gate.set()
+        (file,) = (tmp_path / "state" / "rollouts").glob("*.json")
+        assert orjson.loads(file.read_bytes())["state"] == "loading"
+
+    run(story())
+
+
 def test_abort_while_it_loads_leaves_stable_alone(tmp_path: Path, loader: Loader) -> None:
     models(tmp_path, PLAN)
 

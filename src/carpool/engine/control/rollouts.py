@@ -420,7 +420,7 @@ class Rollouts(LoadListener):
         self.publish()
 
     def _fail(self, watched: WatchedRollout, why: str) -> None:
-        if not (watched.record.rollout.over or self._control.closed):  # which a stop is no reason for
+        if not (watched.record.rollout.over or self._control.stops):  # which a stop is no reason for
             why = without_paths(why, self._engine.folders)
             if self.shared is not None:
                 why = f"{self.shared.replica}: {why}"

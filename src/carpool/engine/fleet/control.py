@@ -161,7 +161,7 @@ class ModelControl:
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
         self.closed = False
-        self._stops = False
+        self.stops = False
         self._loads_under_way: dict[str, asyncio.Task[None]] = {}  # by model: what loads it now
         self._on_demand = on_demand  # what is not loaded will be, when somebody asks
         self.steps = EnsembleSteps(self)
@@ -278,13 +278,13 @@ class ModelControl:
 
     def give_up_loads(self) -> None:
         """The server stops soon: a load is of no use any more, and clients that wait for one hold it up."""
-        self._stops = True
+        self.stops = True
         for task in self._loads_under_way.values():
             task.cancel()
 
     async def close(self) -> None:
         """Take no more orders, and give up what is under way."""
-        self.closed = self._stops = True
+        self.closed = self.stops = True
         tasks = list(self.under_way.values())
         for task in tasks:
             task.cancel()
@@ -299,14 +299,14 @@ class ModelControl:
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise
-            if self._stops:
+            if self.stops:
                 raise _stopping() from None
             why = "the model was unloaded before its load had ended"
             raise Unavailable(why, reason="unloading") from None
 
     def _follow(self, name: str, operation: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Do this after whatever else was asked of the same model, whether or not the caller waits."""
-        if self._stops:
+        if self.stops:
             raise _stopping()
         before = self.under_way.get(name)
         self._unbegun.pop(name, None)
