@@ -98,8 +98,7 @@ def test_a_client_that_leaves_or_opens_no_window_leaves_nothing(
             body = framed(message())
             for start in range(0, len(body), h2.SMALLEST_FRAME):
                 client.send(data(1, body[start : start + h2.SMALLEST_FRAME], 0))
-            until(lambda: service.long_answers)
-            assert service.accounts.unread > SIZE
+            until(lambda: service.long_answers and service.accounts.unread > SIZE)
             if moved:
                 monkeypatch.setattr(rpc, "_IN_SLOT_S", 0.0)
                 until(lambda: not service.long_answers)  # out of its slot, and still to be read
