@@ -181,7 +181,7 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
 
 
 def test_tensors_must_be_declared_somewhere(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not declare its inputs; declare them"):
+    with pytest.raises(ConfigError, match=r"does not declare its inputs; .* or as INPUTS in model\.py"):
         load_python(tmp_path, "def predict(x): return x")
 
 

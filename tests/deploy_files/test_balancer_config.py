@@ -110,8 +110,10 @@ def test_printed_or_written(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*command, "--output", str(tmp_path / "new")]).exit_code == 0
     assert (tmp_path / "new" / "nginx.conf").read_text() == printed.stdout
     (tmp_path / "file").write_text("")
-    for wrong in (["deploy", "balancer"], [*command, "--output", str(tmp_path / "file" / "x")]):
-        assert CliRunner().invoke(app, wrong).exit_code == 2
+    assert CliRunner().invoke(app, ["deploy", "balancer"]).exit_code == 2
+    unwritable = CliRunner().invoke(app, [*command, "--output", str(tmp_path / "file" / "x")])
+    assert unwritable.exit_code == 1
+    assert "cannot be written: Not a directory" in unwritable.output
 
 
 EXTRAS = BalancerExtras(
