@@ -347,7 +347,8 @@ def _yolo() -> Iterator[Export]:
     yield Export("YOLOv10/26, end to end", lambda: Yolo(80, "end2end"), final, metadata=said, quick=True)
     yield Export("YOLOv10/26, end to end", lambda: Yolo(80, "end2end"), final, axes=DYNAMIC, metadata=said)
     yield Export("YOLOv10/26, end to end, no metadata", lambda: Yolo(80, "end2end"), final)
-    yield Export("YOLOX, not decoded", lambda: _Turned(Yolo(80, "yolox")), {}, quick=True)
+    cells = {"task": "detect", "format": "yolox"}
+    yield Export("YOLOX, not decoded", lambda: _Turned(Yolo(80, "yolox")), cells, quick=True)
     for task, more, classes, names in (
         ("segment", "seg", 80, COCO),
         ("pose", "pose", 1, ["person"]),

@@ -50,6 +50,7 @@ SECONDS = 180  # for anything to end that should take a few, on cores that other
 
 SERVERS_OWN = ("carpool serve", "make serve")
 REFUSED = re.compile(r"cannot-finish|overload|given-up|errors\.(Refused|DeadlineExceeded)|cannot be met")
+READY = re.compile(r" supervisor\S* ready ")  # in the log
 COMPLAINT = re.compile(r"^.*(?:error|traceback).*$", re.IGNORECASE | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 TRIES = 10
@@ -168,7 +169,7 @@ class Server:
             return False
         except OSError:
             return False
-        return True
+        return READY.search(self._said()) is not None  # the front ends are up before what is printed is
 
     def _said(self) -> str:
         return (self._folder / "log").read_text()

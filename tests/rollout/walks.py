@@ -309,6 +309,7 @@ class Walk:
                     steps = loop.run_until_complete(self._life(steps))
                 finally:
                     self.dead = True
+                    self.desk.rollouts._claims.close()  # as the kernel does for a process that has died
                     while left := asyncio.all_tasks(loop):
                         for task in left:
                             task.cancel()
