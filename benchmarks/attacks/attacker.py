@@ -54,8 +54,7 @@ class Attack:
 
 def attack_until_killed(attack: Attack, ports: Ports, armed: Event) -> None:
     """The whole life of an attacker's process. It ends with the process that started it, at the latest."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     attack.weapon()
     armed.set()
     pace = Pace()
@@ -64,6 +63,11 @@ def attack_until_killed(attack: Attack, ports: Ports, armed: Event) -> None:
             attack.round(ports, pace)
         pace.rest()
         time.sleep(0.001)
+
+
+def end_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ class Load:
     seconds: float
     keyed: bool
     seed: int = 1
+    rate: float = RATE
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Answers:
     latencies: tuple[float | None, ...]  # None: it was refused, failed or took too long
 
     def attainment(self, slo_s: float) -> float:
-        good = sum(one is not None and one <= slo_s for one in self.latencies)
-        return good / max(1, len(self.latencies))
+        return 1 - self.late(slo_s) / max(1, len(self.latencies))
+
+    def late(self, slo_s: float) -> int:
+        """Those that were rejected, failed or took longer."""
+        return sum(one is None or one > slo_s for one in self.latencies)
 
 
 class Running:
@@ -79,7 +83,7 @@ async def _run(load: Load) -> Answers:
             good = False
         latencies.append(time.monotonic() - began if good else None)
 
-    while (due := due + draw.expovariate(RATE)) < end:
+    while (due := due + draw.expovariate(load.rate)) < end:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         task = asyncio.create_task(one())
         under_way.add(task)

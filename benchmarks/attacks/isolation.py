@@ -34,7 +34,7 @@ def connect(port: int, address: str = ADDRESS) -> socket.socket:
     return socket.create_connection((HOST, port), _PATIENCE_S, source_address=(address, 0))
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
@@ -56,7 +56,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\x00" + _text(name) + _text(value)
 
 
-def _head(path: str, key: str = "", *more: tuple[bytes, bytes]) -> bytes:
+def grpc_head(path: str, key: str = "", *more: tuple[bytes, bytes]) -> bytes:
     fields = [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -71,7 +71,7 @@ def _head(path: str, key: str = "", *more: tuple[bytes, bytes]) -> bytes:
     return b"".join(_literal(*field) for field in fields)
 
 
-def _message(data: bytes, compressed: bool = False) -> bytes:
+def grpc_message(data: bytes, compressed: bool = False) -> bytes:
     return struct.pack(">BI", compressed, len(data)) + data
 
 
@@ -97,7 +97,7 @@ def _opened(port: int, connections: int, settings: bytes = b"") -> Iterator[list
         clients = []
         for _ in range(connections):
             client = held.enter_context(connect(port))
-            client.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, settings))
+            client.sendall(_PREFACE + frame(_SETTINGS, 0, 0, settings))
             clients.append(client)
         yield clients
 
@@ -134,26 +134,26 @@ def header_bombs(connections: int, _key: str, ports: Ports, pace: Pace) -> None:
     entry = b"\x40" + _text(b"x") + _text(b"y" * 4000)
     with _opened(ports.grpc, connections) as clients:
         for client in clients:
-            _send(client, _frame(_HEADERS, 4, 1, _head(_SERVICE + "ModelInfer") + entry))
+            _send(client, frame(_HEADERS, 4, 1, grpc_head(_SERVICE + "ModelInfer") + entry))
         end = time.monotonic() + ROUND_S
         number = 3
         while time.monotonic() < end:
             for client in clients:
-                block = _head(_SERVICE + "ModelInfer", "", (b"z", b"%d" % number)) + b"\xbe" * 500
-                _send(client, _frame(_HEADERS, 4, number, block))
+                block = grpc_head(_SERVICE + "ModelInfer", "", (b"z", b"%d" % number)) + b"\xbe" * 500
+                _send(client, frame(_HEADERS, 4, number, block))
             number += 2
             pace.rest()
 
 
 def silent_calls(path: str, connections: int, key: str, ports: Ports, pace: Pace) -> None:
     """As many calls as a connection takes, none of which brings anything."""
-    body = _frame(_DATA, 1, 0, _message(b"")) if path.endswith("Watch") else b""
+    body = frame(_DATA, 1, 0, grpc_message(b"")) if path.endswith("Watch") else b""
     with _opened(ports.grpc, connections) as clients:
         for client in clients:
             for number in range(1, 512, 2):
-                data = _frame(_HEADERS, 4, number, _head(path, key))
+                data = frame(_HEADERS, 4, number, grpc_head(path, key))
                 if body:
-                    data += _frame(_DATA, 1, number, _message(b""))
+                    data += frame(_DATA, 1, number, grpc_message(b""))
                 _send(client, data)
             pace.rest()
         _drain(clients, time.monotonic() + ROUND_S, pace)
@@ -161,15 +161,15 @@ def silent_calls(path: str, connections: int, key: str, ports: Ports, pace: Pace
 
 def unread_unary(connections: int, key: str, ports: Ports, pace: Pace) -> None:
     """Answers of 256 KB that no window has room for."""
-    ask = _message(infer("wide", 64))
+    ask = grpc_message(infer("wide", 64))
     with _opened(ports.grpc, connections, _NO_WINDOW) as clients:
         end, number = time.monotonic() + ROUND_S, 1
         while time.monotonic() < end:
             for client in clients:
                 _send(
                     client,
-                    _frame(_HEADERS, 4, number, _head(_SERVICE + "ModelInfer", key))
-                    + _frame(_DATA, 1, number, ask),
+                    frame(_HEADERS, 4, number, grpc_head(_SERVICE + "ModelInfer", key))
+                    + frame(_DATA, 1, number, ask),
                 )
             number += 2
             pace.rest()
@@ -194,10 +194,10 @@ def empty_messages(connections: int, key: str, ports: Ports, pace: Pace) -> None
     streams = range(1, 400, 2)
     with _opened(ports.grpc, connections) as clients:
         for client in clients:
-            head = _head(_SERVICE + "ModelStreamInfer", key)
-            _send(client, b"".join(_frame(_HEADERS, 4, number, head) for number in streams))
+            head = grpc_head(_SERVICE + "ModelStreamInfer", key)
+            _send(client, b"".join(frame(_HEADERS, 4, number, head) for number in streams))
         end = time.monotonic() + ROUND_S
-        piece = b"".join(_frame(_DATA, 0, number, _message(b"") * 8) for number in streams)
+        piece = b"".join(frame(_DATA, 0, number, grpc_message(b"") * 8) for number in streams)
         while time.monotonic() < end:
             for client in clients:
                 _send(client, piece)
@@ -212,16 +212,16 @@ def _zipped(model: str) -> bytes:
 
 def zipped_messages(model: str, connections: int, key: str, ports: Ports, pace: Pace) -> None:
     """60 KB that become 60 MB."""
-    head = _head(_SERVICE + "ModelInfer", key, (b"grpc-encoding", b"gzip"))
-    message = _message(_zipped(model), compressed=True)
+    head = grpc_head(_SERVICE + "ModelInfer", key, (b"grpc-encoding", b"gzip"))
+    message = grpc_message(_zipped(model), compressed=True)
     with _opened(ports.grpc, connections) as clients:
         end, number = time.monotonic() + ROUND_S, 1
         while time.monotonic() < end:
             for client in clients:
-                data = _frame(_HEADERS, 4, number, head)
+                data = frame(_HEADERS, 4, number, head)
                 for start in range(0, len(message), 16_000):
                     piece = message[start : start + 16_000]
-                    data += _frame(_DATA, int(start + 16_000 >= len(message)), number, piece)
+                    data += frame(_DATA, int(start + 16_000 >= len(message)), number, piece)
                 _send(client, data)
             number += 2
             _drain(list(clients), time.monotonic() + 0.05, pace)
@@ -282,12 +282,12 @@ def model_stream(reads: bool, connections: int, key: str, ports: Ports, pace: Pa
     settings = b"" if not reads else struct.pack(">HI", 4, (1 << 31) - 1)
     with _opened(ports.grpc, connections, settings) as clients:
         for client in clients:
-            head = _head(_SERVICE + "ModelStreamInfer", key)
+            head = grpc_head(_SERVICE + "ModelStreamInfer", key)
             _send(
                 client,
-                _frame(_WINDOW, 0, 0, struct.pack(">I", 1 << 30))
-                + _frame(_HEADERS, 4, 1, head)
-                + _frame(_DATA, 0, 1, _message(ask)),
+                frame(_WINDOW, 0, 0, struct.pack(">I", 1 << 30))
+                + frame(_HEADERS, 4, 1, head)
+                + frame(_DATA, 0, 1, grpc_message(ask)),
             )
         end = time.monotonic() + ROUND_S
         if reads:
