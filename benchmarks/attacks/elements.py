@@ -176,12 +176,12 @@ def labels_and_loads(ports: Ports) -> None:
         _load("pictures", ports)
 
 
-def _large_body(model: str, size: int, ports: Ports) -> None:
+def _large_body(model: str, size: int, ports: Ports) -> bool:
     """In and out as raw bytes: the default way of Triton's clients."""
     tensor = {"name": "x", "datatype": "UINT8", "shape": [1, size], "parameters": {"binary_data_size": size}}
     head = _json({"inputs": [tensor], "parameters": {"binary_data_output": True}})
     fields = b"Inference-Header-Content-Length: %d\r\n" % len(head)
-    _send(f"/v2/models/{model}/infer", fields, head + bytes(size), ports.http)
+    return _send(f"/v2/models/{model}/infer", fields, head + bytes(size), ports.http)
 
 
 @cache
@@ -190,8 +190,8 @@ def _large_message(size: int) -> bytes:
     return _field(1, b"echo30") + _field(5, tensor) + _field(7, bytes(size))
 
 
-def _send(path: str, fields: bytes, body: bytes, port: int) -> None:
-    """Send one request, and read its answer to the end."""
+def _send(path: str, fields: bytes, body: bytes, port: int) -> bool:
+    """Send one request, and read its answer to the end; return whether it succeeded."""
     with contextlib.closing(connect(port, ADDRESS)) as client:
         client.settimeout(_PATIENCE_S)
         client.sendall(post(path, len(body), fields + b"Connection: close\r\n"))
@@ -200,8 +200,10 @@ def _send(path: str, fields: bytes, body: bytes, port: int) -> None:
         head = client.recv(1 << 16)
         while client.recv_into(buffer):
             pass
-        if not head.startswith(b"HTTP/1.1 200"):
-            time.sleep(_after(head))
+    good = head.startswith(b"HTTP/1.1 200")
+    if not good:
+        time.sleep(_after(head))
+    return good
 
 
 def _after(head: bytes) -> float:
@@ -210,16 +212,18 @@ def _after(head: bytes) -> float:
     return min(5.0, float(found)) if found.isdigit() else 0.1
 
 
-def _call(message: bytes, ports: Ports, *, compressed: bool = True) -> None:
+def _call(message: bytes, ports: Ports, *, compressed: bool = True) -> bool:
     with contextlib.closing(connect(ports.grpc, ADDRESS)) as client:
         client.settimeout(_PATIENCE_S)
-        if not OneCall(client).run(_INFER, message, compressed=compressed):
-            time.sleep(0.1)
+        good = OneCall(client).run(_INFER, message, compressed=compressed)
+    if not good:
+        time.sleep(0.1)
+    return good
 
 
-def large_call(ports: Ports) -> None:
+def large_call(ports: Ports) -> bool:
     """Raw bytes in and out as one gRPC message each, on a connection of its own."""
-    _call(_large_message(30 * MEGABYTE), ports, compressed=False)
+    return _call(_large_message(30 * MEGABYTE), ports, compressed=False)
 
 
 def unread_events(connections: int, ports: Ports) -> None:
@@ -255,7 +259,7 @@ class Kind:
     """`act` is one request or one round of them, sent `times` times by each of so many `clients`, in turns;
     0 times: until the end."""
 
-    act: Callable[[Ports], None]
+    act: Callable[[Ports], object]  # False: it was rejected
     times: int = 1
     clients: int = 1
     honest: tuple[str, ...] = ("http", "grpc")
@@ -343,8 +347,9 @@ def _send_all(kind: Kind, ports: Ports, answered: Synchronized[int]) -> None:
     sent = 0
     while kind.times == 0 or sent < kind.times:
         sent += 1
+        good: object = False
         with contextlib.suppress(OSError):  # a connection that the server ends is an answer, too
-            kind.act(ports)
+            good = kind.act(ports)
         with answered.get_lock():
-            answered.value += 1
+            answered.value += good is not False
         time.sleep(0.001)
