@@ -117,3 +117,12 @@ def ask(client: socket.socket, head: bytes, body: bytes, pace: Pace) -> None:
         pace.rest()
     read_answer(client)
     pace.rest()
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])

@@ -18,7 +18,7 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from attacks.attacker import Pace, Ports, end_with_parent, post
+from attacks.attacker import Pace, Ports, end_with_parent, post, varint
 from attacks.isolation import ADDRESS, connect, large_pictures
 from attacks.isolation_rows import MANY, MANY_CODE, STEADY
 from attacks.one_call import OneCall
@@ -78,23 +78,11 @@ def write_models(models: Path) -> None:
             file.write("a\n" * 100_000)
 
 
-LOADED_BY_ATTACKS = ("dotted", "labelled")
-"""Models that only an attack loads: model control is explicit in this benchmark."""
-
-
 # ── one request each ──
 
 
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
-
-
 def _field(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 
 def _json(document: object) -> bytes:
@@ -145,8 +133,8 @@ def generated_document(ports: Ports) -> None:
 def _typed(field: int, element: bytes, count: int) -> bytes:
     """A ModelInferRequest, compressed: `count` elements in one field of `contents`, packed unless BYTES."""
     datatype = {1: b"BOOL", 4: b"UINT32", 8: b"BYTES"}[field]
-    contents = (_varint(field << 3 | 2) + element) * count if field == 8 else _field(field, element * count)
-    shape = _field(3, _varint(1) + _varint(count))
+    contents = (varint(field << 3 | 2) + element) * count if field == 8 else _field(field, element * count)
+    shape = _field(3, varint(1) + varint(count))
     tensor = _field(1, b"x") + _field(2, datatype) + shape + _field(5, contents)
     return gzip.compress(_field(1, b"words") + _field(5, tensor), 9)
 
@@ -157,7 +145,7 @@ def typed_contents(field: int, ports: Ports) -> None:
 
 @cache
 def _zipped_raw_words(elements: int) -> bytes:
-    tensor = _field(1, b"x") + _field(2, b"BYTES") + _field(3, _varint(1) + _varint(elements))
+    tensor = _field(1, b"x") + _field(2, b"BYTES") + _field(3, varint(1) + varint(elements))
     return gzip.compress(_field(1, b"words") + _field(5, tensor) + _field(7, bytes(4 * elements)), 9)
 
 
@@ -186,7 +174,7 @@ def _large_body(model: str, size: int, ports: Ports) -> bool:
 
 @cache
 def _large_message(size: int) -> bytes:
-    tensor = _field(1, b"x") + _field(2, b"UINT8") + _field(3, _varint(1) + _varint(size))
+    tensor = _field(1, b"x") + _field(2, b"UINT8") + _field(3, varint(1) + varint(size))
     return _field(1, b"echo30") + _field(5, tensor) + _field(7, bytes(size))
 
 

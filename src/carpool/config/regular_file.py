@@ -1,6 +1,6 @@
 """Opens files that others may have put in place: a regular file, or an error at once.
 
-A FIFO, a device or a socket where a file is expected would hold its reader for as long as somebody likes. So
+A FIFO, a device or a socket where a file is expected would hold its reader without a bound. So
 nothing here waits: the file is opened without blocking, and looked at before it is read.
 """
 

@@ -102,8 +102,8 @@ class Line:
 
 
 class Lane:
-    """The jobs of one (level, source): lower levels go first, then whoever was served least. The source is
-    the one that requests name, or else their client's address."""
+    """The jobs of one (level, source): lower levels go first, then the source that was served least. The
+    source is the one that requests name, or else their client's address."""
 
     __slots__ = (
         *(
@@ -286,7 +286,7 @@ class Lanes:
         return found
 
     def _drop_unused(self, now: float) -> None:
-        """Not for each who comes: with many sources, most have no lane of their own."""
+        """Forgets lanes that were not used lately: with many sources, most have no lane of their own."""
         self._drop_at = now + _DROP_S
         since = now - self._constants.lately_s
         for key, lane in list(self.by_key.items()):
