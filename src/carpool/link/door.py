@@ -165,13 +165,11 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
-    drift: Mapping[str, Any] | None = None  # which of its pictures are measured; None: none
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
     fetches: bool = False  # the engine copies inputs in clients' memory itself, into their batch
-    cache: Mapping[str, Any] | None = None  # which answers front ends keep, as its settings say; None: none
-    digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
     decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
     writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
+    extra: Mapping[str, Any] = field(default_factory=dict)  # by extension: what its front part needs to know
 
     def in_parts(self, one_answer: str | bool) -> bool:
         """Its answers come one by one. Of text that is written, who takes one answer has all of it."""
@@ -199,23 +197,6 @@ class IndexEntry(NamedTuple):
         if self.state in ("", "UNAVAILABLE"):
             return "failed" if self.reason not in ("", UNLOADED, ON_DEMAND) else "unloaded"
         return self.state.lower()
-
-
-class RolloutSplit(NamedTuple):
-    """Who answers requests that name no version, while one version takes over from another."""
-
-    stable: str
-    candidate: str
-    share: float = 0.0  # of the candidate
-    salt: str = ""  # the candidate's digest: all replicas choose alike
-    sticky: str = "source"  # what keeps to one side: source, header:NAME, request
-    mirrored: float = 0.0  # of stable's requests, run on the candidate too
-    compared: bool = False  # the candidate's answers are compared with stable's
-    fallback: bool = True  # what the candidate fails is run again on stable
-    epoch: int = 0  # what is counted under one number belongs together
-    keeps: bool = False  # pictures that are answered differently are kept
-    limits: Mapping[str, float] = {}  # from when on answers differ
-    slower: float = 0.0  # times as long as stable: such answers are counted; 0: nobody asks
 
 
 UNLOADED = "unloaded"
@@ -255,17 +236,12 @@ class Catalog:
     down: Collection[int] = ()  # keys of those without an instance that could run anything now
     regions: Mapping[str, Region] = field(default_factory=dict)  # by name
     logging: Mapping[str, Any] = field(default_factory=dict)  # v2 log settings, as they are answered
-    tracing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # v2 trace settings; "" is global
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
     server_name: str = "carpool"  # what the server calls itself to clients
     loading: str = ""  # how far the start is: what is loaded now, in words
     on_demand: Mapping[str, str] = field(default_factory=dict)
     """By name, the models that are loaded when they are asked for, and the task that their settings name."""
-    cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By model and source: how the cameras are that drift knows; empty: well."""
-    cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
-    routes: Mapping[str, RolloutSplit] = field(default_factory=dict)  # by name, of those that are rolled out
-    rollouts: Mapping[str, str] = field(default_factory=dict)  # by name: the state, of what is over as well
+    extra: Mapping[str, Any] = field(default_factory=dict)  # by extension: what its engine part publishes
 
     @property
     def able(self) -> bool:
@@ -379,7 +355,6 @@ class Ask(NamedTuple):
     booking: PipelineBooking | None = None
     step: int = 0
     content: Any = None  # what the slot holds or will hold, as the front end knows it
-    asker: Any = None  # whose request it is, as the front end knows it
 
 
 Ahead: TypeAlias = Callable[[float], int]

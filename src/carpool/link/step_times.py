@@ -11,8 +11,6 @@ import orjson
 from carpool.link.records import ProtocolError
 from carpool.types import PartTiming, RequestedOutput, StepTiming, Tensor, Timing
 
-WRITE = "write"
-"""The step of a model that writes text, token by token: its `batch` is how many tokens there were."""
 _MOST = 4096  # steps, of ensembles in ensembles
 _LENGTH = 4
 
@@ -52,12 +50,6 @@ def there(requested: Sequence[RequestedOutput], tensors: Sequence[Tensor]) -> Se
     """Returns, of the outputs that were asked for, those that the steps gave: the others are left out."""
     given = {tensor.name for tensor in tensors}
     return [output for output in requested if output.name in given]
-
-
-def tokens_in(timing: Timing) -> int | None:
-    """Returns how many tokens a model wrote, ends of texts included. None: nobody has counted."""
-    steps = timing.steps if isinstance(timing, StepTiming) else ()
-    return next((each.batch for name, each in steps if name == WRITE), None)
 
 
 def in_words(timing: Timing) -> str:

@@ -12,9 +12,9 @@ import functools
 import json
 import os
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -24,6 +24,14 @@ T = TypeVar("T")
 
 _IS = "is"  # the name of the class, for where the type leaves a choice
 _SCALARS = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class KindsByName:
+    """Represents the type of a mapping in which the name says the type of the value. A dataclass declares a
+    field so by `metadata={"kinds": …}`."""
+
+    kind_of: Callable[[str], Any]
 
 
 def write_document(document: object) -> bytes:
@@ -59,6 +67,8 @@ def as_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
+    if isinstance(kind, KindsByName):
+        return {from_json(str, name): from_json(kind.kind_of(name), one) for name, one in value}
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _read_one_of(get_args(kind), value)
@@ -95,6 +105,9 @@ def _read_class(kind: type, value: Any) -> Any:
 @functools.cache
 def _declared(kind: type) -> Mapping[str, Any]:
     hints = get_type_hints(kind)
+    for each in fields(kind):
+        if "kinds" in each.metadata:
+            hints[each.name] = KindsByName(each.metadata["kinds"])
     return {each.name: hints[each.name] for each in fields(kind) if each.init}
 
 

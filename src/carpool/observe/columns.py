@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, TypeAlias
 
 from carpool.core.job import Reason
+from carpool.extension import Columns
+from carpool.extensions import installed
 
 Column = NewType("Column", int)
 
@@ -27,6 +29,9 @@ class HistogramColumns:
     @property
     def buckets(self) -> slice:
         return slice(self.first, self.sum)
+
+
+Counted: TypeAlias = "Column | HistogramColumns | dict[str, Column]"
 
 
 class _Layout:
@@ -56,6 +61,19 @@ class _Layout:
     def by_word(self, words: Iterable[str], *, gauges: bool = False) -> dict[str, Column]:
         return {word: self.gauge() if gauges else self.counter() for word in words}
 
+    def counted(self, columns: Columns) -> Counted:
+        """Lays out what an extension counts."""
+        if columns.kind == "histogram":
+            return self.histogram(columns.bounds)
+        if columns.kind == "state":
+            return {word: Column(place) for place, word in enumerate(columns.words)}
+        if columns.words:
+            return {word: self._one(columns.kind) for word in columns.words}
+        return self._one(columns.kind)
+
+    def _one(self, kind: str) -> Column:
+        return self.counter() if kind == "counter" else self.gauge(largest=kind == "largest")
+
     def histogram(self, bounds: tuple[float, ...]) -> HistogramColumns:
         first = self.counter()
         for _ in bounds:
@@ -74,29 +92,12 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
-COMPARED_WORDS = ("same", "differs", "candidate-failed")
-SKIPPED_WORDS = ("busy", "slots", "late", "thinned", "failed")
-GUARD_WORDS = ("disagreement", "late", "errors", "feedback", "slower")
-STATE_WORDS = (
-    *("loading", "checked", "shadow", "canary", "full", "standby", "retired", "paused"),
-    *("done", "rolled-back", "failed"),
-)
-VERDICT_WORDS = ("false-alert", "missed", "right")
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
-DRIFT_WORDS = (
-    *("size", "grey", "brightness", "sharpness", "contrast", "bytes"),
-    *("classes", "boxes", "area", "score", "entropy", "embedding"),
-)
-CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "changed": 3}
-"""Not in the table: sources have no rows. Their places in what is read for the metrics page."""
 MODEL_STATES: Mapping[str, int] = {"ready": 0, "loading": 1, "unloading": 2, "failed": 3, "unloaded": 4}
-"""Not in the table either: a model that failed has no row."""
+"""Not in the table: a model that failed has no row. Their places in what is read for the metrics page."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
-SPAN_WORDS = ("exported", "dropped", "failed")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
 CROPS_FROM_WORDS = ("device", "cpu")
-CASCADE_WORDS = ("cheap", "big", "degraded")
-CASCADE_AUDIT_WORDS = ("same", "differs", "skipped")
 AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
 FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
 SLOT_WORDS = ("used", "free")
@@ -146,12 +147,6 @@ UNBATCHED = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 COMPILED_SIZES: Mapping[str, Column] = _layout.by_word(("compiled", "plain"), gauges=True)
 SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
-SEQUENCES: Mapping[str, Column] = _layout.by_word(("live", "backlog"), gauges=True)
-DRIFT_PSI: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
-DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
-"""Both are one more than what they say: 0 is for a model whose drift is not known."""
-UNCERTAIN_KEPT = _layout.counter()
-REGISTRY_MOVES = _layout.counter()
 
 # A model that writes.
 FIRST_TOKEN_SECONDS = _layout.histogram(SECONDS_BOUNDS)
@@ -173,35 +168,36 @@ STEP_PHASES: Mapping[str, HistogramColumns] = {
     "infer": INFER_SECONDS,
 }
 
-# A cascade: who answered, what it spared, and what the big model says to what the cheap one answered.
-CASCADE: Mapping[str, Column] = _layout.by_word(CASCADE_WORDS)
-CASCADE_SAVED = _layout.counter()
-CASCADE_AUDITS: Mapping[str, Column] = _layout.by_word(CASCADE_AUDIT_WORDS)
-
-# A model version that is being rolled out. Counted where they are answered: comparisons and fallbacks.
-COMPARED: Mapping[str, Column] = _layout.by_word(COMPARED_WORDS)
-SKIPPED: Mapping[str, Column] = _layout.by_word(SKIPPED_WORDS)
-FALLBACKS = _layout.counter()
-ROLLBACKS: Mapping[str, Column] = _layout.by_word(GUARD_WORDS)
-FEEDBACK: Mapping[str, Column] = _layout.by_word(VERDICT_WORDS)
-ROLLOUT_STATE: Mapping[str, Column] = {word: _layout.gauge() for word in STATE_WORDS}
-ROLLOUT_SHARE: Mapping[str, Column] = {word: _layout.gauge() for word in ("answers", "shadow")}
-BOUND: Mapping[tuple[str, str], Column] = {
-    (word, end): _layout.gauge() for word in GUARD_WORDS for end in ("low", "high")
-}
-
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still
 CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)
-REGISTRY_UP = _layout.gauge(largest=True)  # 1 down, 2 up; 0: there is none
-REGISTRY_SEEN = _layout.gauge(largest=True)  # when it answered last, by the clock that all processes share
 CACHE_SHARED_UP = _layout.gauge()
 CACHE_SHARED_TIMEOUTS = _layout.counter()
-SPANS: Mapping[str, Column] = _layout.by_word(SPAN_WORDS)
-"""Of a front end. The loop's thread writes `dropped`, the one that exports the others."""
+
+OF_EXTENSIONS: Mapping[tuple[str, str], Counted] = {
+    (extension.name, columns.name): _layout.counted(columns)
+    for extension in installed().values()
+    for columns in extension.columns
+}
+"""By the extension's name and the name that it has given."""
+
+
+def by_word(extension: str, name: str) -> Mapping[str, Column]:
+    """Returns the columns of an extension that has one for each word."""
+    found = OF_EXTENSIONS[extension, name]
+    assert isinstance(found, dict)
+    return found
+
+
+def single(extension: str, name: str) -> Column:
+    """Returns the one column of an extension under this name."""
+    found = OF_EXTENSIONS[extension, name]
+    assert isinstance(found, int)
+    return Column(found)
+
 
 WIDTH = _layout.width
 MAXIMA = tuple(_layout.maxima)

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic as now
 from typing import Any, NamedTuple, TypeAlias
 
+from carpool.extensions import installed
 from carpool.observe import columns
 from carpool.observe.columns import HistogramColumns
 from carpool.observe.counters import Cells, CounterRow, ModelCells, Table
@@ -79,11 +80,12 @@ class Scope(enum.Enum):
     """Names whose cells a family is read from, which also says what labels it has."""
 
     MODEL = "model"  # model, version
+    SOME = "some"  # the same, of those models alone of which some number is not 0
     STEP = "step"  # pipeline, version, step
     SERVER = "server"
     HOST = "host"
     GPU = "gpu"  # gpu_uuid
-    CAMERA = "camera"  # model, source
+    SOURCE = "source"  # model, source: of states that the catalogue has
     INDEX = "index"  # model, version, whether it is loaded or not
     BUILD = "build"
 
@@ -102,19 +104,7 @@ class MetricFamily:
     histograms: Mapping[str, HistogramColumns] = field(
         default_factory=dict
     )  # with labels beyond those of the scope
-
-    @property
-    def of_some_models(self) -> bool:
-        """It is about versions that are rolled out, cascades or pipelines: nothing is told of others."""
-        return self.name.startswith(
-            (
-                "carpool_rollout_",
-                "carpool_feedback_",
-                "carpool_cascade_",
-                "carpool_pipeline_device_",
-                "carpool_text_",
-            )
-        )
+    states: tuple[str, str] = ("", "")  # of scope source: the extension, and what these states are of
 
 
 _TABLE = """
@@ -147,7 +137,7 @@ carpool_batch_size                       histogram model  all:BATCH_SIZE        
 carpool_saturation                       gauge     model  cell:SATURATION       Predicted wait of a new request, as a share of the wait that its SLO allows, 0 to 1.
 carpool_offered_images_total             counter   model  cell:OFFERED          Images offered, answered or not; a retry at another replica counts there.
 carpool_capacity_images_per_second       gauge     model  known:CAPACITY        Images that the model can answer within its SLO, by its current speed; absent without an SLO.
-carpool_load                             gauge     model  seen:LOAD             Images offered in the last 5 s, divided by the capacity: 1.5 means 50 % over capacity; absent without an SLO.
+carpool_load                             gauge     model  less:LOAD             Images offered in the last 5 s, divided by the capacity: 1.5 means 50 % over capacity; absent without an SLO.
 carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time of batches, divided by the time measured at loading; 0 for a model without an SLO.
 carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory of batches besides the weights while all instances run, as measured at loading; 0 if the runtime does not report it.
 carpool_unbatched                        gauge     model  cell:UNBATCHED        1 if each request runs alone, because a batch would not answer what its requests get alone; else 0.
@@ -168,44 +158,24 @@ carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      
 carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar images are computed, because an audit found too many differences.
 carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server of the shared cache.
 carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Queries to that server that timed out.
-carpool_sequences                        gauge     model  state:SEQUENCES       Sequences of a model: live in an instance, or waiting for a slot in one.
 carpool_spare_total                      counter   model  result:SPARE          Background work in free time: run, or skipped because there was none.
-carpool_drift_psi                        gauge     model  what:DRIFT_PSI        Distance of the last window from the reference (PSI without its noise), by measure.
-carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while the distance was beyond the limit in two windows in a row, by measure.
-carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Images stored for labelling.
-carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state of a camera, else 0; all 0 for a healthy camera.
 carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state of a version of a model, else 0; a model that failed before its versions were read has an empty version.
-carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version continues the count of the previous one.
-carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry responds, else 0; absent if no model follows one.
-carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the last response of the registry; absent if no model follows one.
-carpool_rollout_state                    gauge     model  state:ROLLOUT_STATE   1 for the state of the rollout of this version.
-carpool_rollout_share                    gauge     model  kind:ROLLOUT_SHARE    Share of the requests without a version that this candidate answers, or gets as a shadow.
-carpool_rollout_compared_total           counter   model  verdict:COMPARED      Responses of this candidate that were compared with those of the stable version.
-carpool_rollout_skipped_total            counter   model  reason:SKIPPED        Comparisons that were skipped, by reason.
-carpool_rollout_bound                    gauge     model  guard,end:BOUND       Confidence bounds of a guard's number: low above the limit rolls the candidate back, high below it proves the guard; -1 for no bound.
-carpool_rollout_fallbacks_total          counter   model  cell:FALLBACKS        Requests that failed on this candidate and were answered by the stable version.
-carpool_rollout_rollbacks_total          counter   model  guard:ROLLBACKS       Rollouts of this version that a guard rolled back.
-carpool_feedback_total                   counter   model  verdict:FEEDBACK      Feedback of clients about responses of this version.
 carpool_pipeline_step_duration_seconds   histogram step   phase:STEP_PHASES     Time of requests in a step of a pipeline: waiting for a batch, in the batch, and before it if its crops are cut.
 carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           Images per request in a step.
 carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       Part of the SLO that requests in this step leave to the later steps now.
 carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
 carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran and that were given up later.
-carpool_pipeline_device_pictures_total   counter   model  crops:CROPS_FROM      Images of a pipeline that a device decoded, by where later steps cut their crops: there, or on the CPU for lack of device memory.
-carpool_text_first_token_seconds         histogram model  all:FIRST_TOKEN_SECONDS From a request to the first token of its response, of a model that writes text.
-carpool_text_token_seconds               histogram model  all:TOKEN_SECONDS     From one token of a response to the next.
-carpool_text_encode_size                 histogram model  all:ENCODE_SIZE       Images that were encoded together.
-carpool_text_step_width                  histogram model  all:STEP_WIDTH        Slots that a step ran, used or not.
-carpool_text_tokens_total                counter   model  cell:TOKENS           Tokens that were written, ends of texts included.
-carpool_text_slots                       gauge     model  state:SLOTS           Responses that are being written, and free slots.
-carpool_cascade_total                    counter   model  by:CASCADE            Responses of a cascade, by model: the cheap one, the large one, or the cheap one because there was no time for the large one.
-carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's responses that the large one agreed with in audits; absent before the first.
-carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the large model that the cascade saved, less that of the cheap one.
+carpool_pipeline_device_pictures_total   counter   some   crops:CROPS_FROM      Images of a pipeline that a device decoded, by where later steps cut their crops: there, or on the CPU for lack of device memory.
+carpool_text_first_token_seconds         histogram some   all:FIRST_TOKEN_SECONDS From a request to the first token of its response, of a model that writes text.
+carpool_text_token_seconds               histogram some   all:TOKEN_SECONDS     From one token of a response to the next.
+carpool_text_encode_size                 histogram some   all:ENCODE_SIZE       Images that were encoded together.
+carpool_text_step_width                  histogram some   all:STEP_WIDTH        Slots that a step ran, used or not.
+carpool_text_tokens_total                counter   some   cell:TOKENS           Tokens that were written, ends of texts included.
+carpool_text_slots                       gauge     some   state:SLOTS           Responses that are being written, and free slots.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
 carpool_process_restarts_total           counter   server process:RESTARTS      Processes that died and were restarted, by kind.
-carpool_spans_total                      counter   server result:SPANS          Spans for OpenTelemetry, by result: exported, dropped because too many waited, or failed because the collector did not accept them.
 carpool_up                               gauge     server cell:UP               1 while the engine is ready, else 0.
 carpool_build_info                       gauge     build  one                   Always 1; the labels have the versions.
 nv_inference_first_response_histogram_ms histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the response.
@@ -215,11 +185,11 @@ observed. `us` is a sum of seconds in microseconds; a label's name makes one lin
 _FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
-def _read(line: str) -> MetricFamily:
+def _read(line: str, extension: str = "") -> MetricFamily:
     name, kind, scope, source, meaning = line.split(maxsplit=4)
     how, _, cells = source.rpartition(":")
-    column: Any = getattr(columns, cells, None)
-    family = MetricFamily(name, kind, meaning, Scope(scope), {})
+    column: Any = columns.OF_EXTENSIONS.get((extension, cells)) or getattr(columns, cells, None)
+    family = MetricFamily(name, kind, meaning, Scope(scope), {}, states=(extension, cells))
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
@@ -234,7 +204,7 @@ def _read(line: str) -> MetricFamily:
         "us": lambda read: round(read[getattr(column, "sum", column)] * 1e6, 0),
         "cell": lambda read: read[column],
         "known": lambda read: read[column] or nan,
-        "seen": lambda read: read[column] - 1.0 if read[column] else nan,
+        "less": lambda read: read[column] - 1.0 if read[column] else nan,
         "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
         "share": lambda read: _share(read[column["same"]], read[column["differs"]]),
         "hits": lambda read: float(cache_hits(read)),
@@ -246,9 +216,9 @@ def _read(line: str) -> MetricFamily:
     return replace(family, values={"": values.get(how, lambda _: 1.0)})
 
 
-def _words(labels: str, words: str | tuple[str, ...]) -> str:
-    """Labels, as text: one name for one word, or several for as many."""
-    listed = (words,) if isinstance(words, str) else words
+def _words(labels: str, words: str) -> str:
+    """Returns labels as text: one name for one word, or several for as many, with commas between."""
+    listed = words.split(",")
     return ",".join(f'{label}="{word}"' for label, word in zip(labels.split(","), listed, strict=True))
 
 
@@ -265,7 +235,10 @@ def _share(same: float, differs: float) -> float:
     return same / (same + differs) if same + differs else nan
 
 
-_KNOWN = tuple(map(_read, _TABLE.strip().splitlines()))
+_KNOWN = (
+    *map(_read, _TABLE.strip().splitlines()),
+    *(_read(line, name) for name, one in installed().items() for line in one.metrics.strip().splitlines()),
+)
 FAMILIES = tuple(family for family in _KNOWN if family.name != _FIRST_RESPONSE)
 """What is there unless somebody switches it off or on."""
 
@@ -296,12 +269,12 @@ class Exposition:
         host: Host | None = None,
         families: Sequence[MetricFamily] = FAMILIES,
         gpus: Gpus | None = None,
-        cameras: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+        states: Callable[[str, str], Mapping[str, Mapping[str, str]]] = lambda _extension, _what: {},
         index: Callable[[], Iterable[tuple[str, str, str]]] = tuple,
     ) -> None:
-        """`cameras` has the state of each, by model and source; `index` has name, version and state of every
-        model that is known."""
-        self._cameras, self._index = cameras, index
+        """`states` has those of an extension, by model and source; `index` has name, version and state of
+        every model that is known."""
+        self._states, self._index = states, index
         self._table = table
         self._families = families
         self._host = Host() if host is None else host
@@ -314,8 +287,10 @@ class Exposition:
     def pieces(self, *, openmetrics: bool = False) -> Iterator[bytes]:
         """The page in parts that each take little time; all of its numbers are read for the first."""
         models = self._table.models()
+        of_models = [(_labels(model=row.model, version=row.version), row.cells) for row in models]
         rows: Mapping[Scope, Sequence[_Labelled]] = {
-            Scope.MODEL: [(_labels(model=row.model, version=row.version), row.cells) for row in models],
+            Scope.MODEL: of_models,
+            Scope.SOME: of_models,
             Scope.STEP: [
                 (_labels(pipeline=row.model, version=row.version, step=row.step), row.cells)
                 for row in self._table.steps()
@@ -323,11 +298,6 @@ class Exposition:
             Scope.SERVER: [("", self._table.server())],
             Scope.HOST: [("", self._host.read())],
             Scope.GPU: [(_labels(gpu_uuid=uuid), reading) for uuid, reading in self._gpus.read()],
-            Scope.CAMERA: [
-                (_labels(model=model, source=source), [float(state == one) for one in columns.CAMERA_STATES])
-                for model, sources in self._cameras().items()
-                for source, state in sources.items()
-            ],
             Scope.INDEX: [
                 (_labels(model=model, version=version), [float(state == one) for one in columns.MODEL_STATES])
                 for model, version, state in self._index()
@@ -337,10 +307,20 @@ class Exposition:
         examples = self._examples(models) if openmetrics else {}
         for family in self._families:
             head = _open_head(family) if openmetrics else _head(family.name, family.kind, family.help)
-            for lines in _family(family, rows[family.scope], head, examples):
+            read = self._sources(family) if family.scope is Scope.SOURCE else rows[family.scope]
+            for lines in _family(family, read, head, examples):
                 yield ("\n".join(lines) + "\n").encode()
         if openmetrics:
             yield b"# EOF\n"
+
+    def _sources(self, family: MetricFamily) -> Sequence[_Labelled]:
+        """Returns a row for each source; its cells are the states, of which at most one holds."""
+        words = columns.by_word(*family.states)
+        return [
+            (_labels(model=model, source=source), [float(state == word) for word in words])
+            for model, sources in self._states(*family.states).items()
+            for source, state in sources.items()
+        ]
 
     def _examples(self, models: Sequence[ModelCells]) -> Mapping[str, _Examples]:
         """Returns examples by the labels of their rows."""
@@ -386,13 +366,13 @@ def _family(
                 for line in _histogram(family, one, f"{labels},{more}", ended, cells)
             ]
         elif histogram is not None:
-            if family.of_some_models and not any(cells[histogram.buckets]):
+            if family.scope is Scope.SOME and not any(cells[histogram.buckets]):
                 continue
             shown = _NONE if family.milliseconds else examples.get(labels, _NONE)
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells, shown)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]
-            if family.of_some_models and not any(number for _, number in numbers):
+            if family.scope is Scope.SOME and not any(number for _, number in numbers):
                 continue  # most models are not
             lines = [_line(family.name, labels, more, each) for more, each in numbers if not isnan(each)]
         if lines:

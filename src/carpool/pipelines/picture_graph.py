@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from carpool.config import rules
 from carpool.config.model import Task
-from carpool.config.pipeline_settings import (
+from carpool.errors import ConfigError
+from carpool.extensions.pipelines.settings import (
     BOXES,
     MOST_CROPS,
     REFUSE,
@@ -23,7 +24,6 @@ from carpool.config.pipeline_settings import (
     PipelineSettings,
     PipelineStep,
 )
-from carpool.errors import ConfigError
 
 Document = dict[str, Any]
 Point = tuple[float, float]

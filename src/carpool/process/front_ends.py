@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import carpool
 from carpool.config.control_groups import within_limit
-from carpool.config.otel_settings import read_otel
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
@@ -23,13 +23,11 @@ from carpool.frontend.http.http_server import HttpServer
 from carpool.frontend.http.http_service import SharedPage
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.pictures.workers import threads_for
-from carpool.frontend.traces.tracing import Tracer
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
 from carpool.observe.prometheus import Exposition, chosen
 from carpool.process.children import Frontend, FrontendParts
-from carpool.process.recording import Recording
 
 if TYPE_CHECKING:
     from carpool.frontend.http.app import HttpApp
@@ -84,16 +82,8 @@ def cache_parts(settings: ServerSettings) -> CacheParts:
     return CacheParts(most, secret, shared_store(settings.cache_url, secret, wait_s))
 
 
-def trace(tracer: Tracer, row: Row, parts: FrontendParts) -> None:
-    """Make spans, if anybody wants them."""
-    otel = read_otel(parts.settings)
-    if otel is not None:
-        from carpool.frontend.traces.request_spans import (
-            RequestSpans,  # needs a package that others can do without
-        )
-
-        exemplars = parts.table.block_exemplars(parts.block)
-        tracer.export(RequestSpans(otel, carpool.__version__, row, exemplars))
+def started(parts: FrontendParts) -> StartedWith:
+    return StartedWith(parts.settings, parts.table.block_exemplars(parts.block), parts.began)
 
 
 async def http(parts: FrontendParts) -> Frontend:
@@ -105,20 +95,19 @@ async def http(parts: FrontendParts) -> Frontend:
     unread, gate_status = Unread(), int(settings.gate_status)
     # Where the loop is the engine's too, how long requests lie unread says little.
     fair = Fairness(unread, advice.behind, gate_status) if parts.apart else Fairness(gate_status=gate_status)
-    recording = Recording(settings, parts.began)
     families = chosen(settings.metrics)
     exposition = Exposition(
         parts.table,
         version=carpool.__version__,
         families=families,
-        cameras=lambda: parts.door.catalog.cameras,
+        states=lambda extension, what: parts.door.catalog.extra.get(extension, {}).get(what, {}),
         index=lambda: ((line.name, line.version, line.word) for line in parts.door.catalog.index),
     )
     page = SharedPage(exposition.pieces, partial(exposition.pieces, openmetrics=True))
     block = parts.table.block(parts.block)
     access = Access(settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(
-        recording.door(parts.door),
+        parts.door,
         block,
         page,
         table=parts.table,
@@ -130,29 +119,28 @@ async def http(parts: FrontendParts) -> Frontend:
         cache=cache_parts(settings),
         load_report=settings.load_report,
         forward=ForwardedHeaders.of(settings.http_header_forward_pattern, access.guard.proofs),
+        started=started(parts),
     )
-    trace(app.tracer, block.server, parts)
     limits = http_limits(settings)
     accounts = Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
+    app.charge_to(accounts)
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge, accounts=accounts)
     servers = {"http": HttpServer(app, limits, unread, fair.charge, accounts), "metrics": metrics}
     await parts.until_catalogued()
     for name, server in servers.items():
         await server.start(parts.sockets[name], access.context)
-    return recording.frontend(HttpFrontend(app, servers, block.server, access))
+    return HttpFrontend(app, servers, block.server, access)
 
 
 async def grpc(parts: FrontendParts) -> Frontend:
     from carpool.frontend.grpc.grpc_server import GrpcServer  # those for HTTP do without
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
-    recording = Recording(parts.settings, parts.began)
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
     block = parts.table.block(parts.block)
     cache = cache_parts(parts.settings)
-    server = GrpcServer(recording.door(parts.door), block, parts.settings, access, cache)
-    trace(server.service.tracer, block.server, parts)
+    server = GrpcServer(parts.door, block, parts.settings, access, cache, started(parts))
     await parts.until_catalogued()
     await server.start(parts.sockets["grpc"])
     access.watch()
-    return recording.frontend(server)
+    return server

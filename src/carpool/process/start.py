@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from carpool.config.server import ServerSettings
-from carpool.engine.control.drift_desk import DriftDesk
 from carpool.engine.control.engine_questions import (
     ControlDesk,
     MemoryRegistry,
-    answer_cache_questions,
     answer_profile_questions,
 )
 from carpool.engine.control.registry_rollouts import RegistryRollouts
@@ -25,8 +23,9 @@ from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.load_gauges import LoadGauges
-from carpool.engine.loading.runner_client import Runner
+from carpool.engine.models.runtime import ModelProcess
 from carpool.engine.profile.model_profile import ProfileStore
+from carpool.extensions import installed
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable
@@ -38,7 +37,7 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.lone_watch import watched
-from carpool.process.shared_settings import LogSettings, TraceSettings
+from carpool.process.shared_settings import LogSettings
 
 
 def engine_for(
@@ -72,13 +71,11 @@ def engine_for(
 
 def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
     """Adds what front ends can ask of the engine besides inference. The desk returned starts the models."""
-    host.extra["server_name"] = settings.server_name
+    host.fields["server_name"] = settings.server_name
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
-    TraceSettings(host, settings.trace_file)
+    host.start_parts()
     answer_profile_questions(host)
-    DriftDesk(host, settings.state_dir)
-    answer_cache_questions(host)
     gauges = LoadGauges(host.engine.table, lambda: host.engine.served)
     gauges.start()
     host.on_stop(gauges.stop)
@@ -102,15 +99,16 @@ async def engine(
     before: the zygote."""
     log = logger("engine")
     mine = table.block(block)
-    runner = Runner(
+    process = _beside_the_engine(
         settings,
         restarted=lambda: mine.server.add(RESTARTS["worker"]),
         stall_changed=lambda: host.engine.look_at_instances(),
         zygote=begun,
     )
-    make = partial(engine_for, paths, settings, table, restarted=restarted, block=mine, host=runner)
-    host = EngineHost(make, write_gate, runner)
-    host.listen(lambda catalog: runner.follow_logging(catalog.logging))
+    make = partial(engine_for, paths, settings, table, restarted=restarted, block=mine, host=process)
+    host = EngineHost(make, write_gate, process, settings)
+    if process is not None:
+        host.listen(lambda catalog: process.follow_logging(catalog.logging))
     desk = add_questions(host, settings)
 
     def step_taken(step: LoadingStep) -> None:
@@ -124,6 +122,20 @@ async def engine(
     host.publish()
     side = EngineSide(host, max_answer_bytes=settings.max_body_bytes, dropped=dropped)
     return side, open_models
+
+
+def _beside_the_engine(
+    settings: ServerSettings,
+    restarted: Callable[[], None],
+    stall_changed: Callable[[], None],
+    zygote: Child | None,
+) -> ModelProcess | None:
+    """Returns the process that an extension brings; None: all models run in the engine's own."""
+    for extension in installed().values():
+        if extension.model_process:
+            make = extension.part(extension.model_process)
+            return cast(ModelProcess, make(settings, restarted, stall_changed, zygote))
+    return None
 
 
 _LAST_MOMENT_S = 0.25  # the engine answers for those who are cut off, and that must not look like an answer
@@ -146,7 +158,7 @@ async def serve(
 
     table = Table(bytearray(table_bytes(1)))
     gates = GateTable(bytearray(GATE_BYTES))
-    host = EngineHost(partial(engine_for, paths, settings, table), gates.write)
+    host = EngineHost(partial(engine_for, paths, settings, table), gates.write, settings=settings)
     desk = add_questions(host, settings)
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}

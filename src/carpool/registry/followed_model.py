@@ -12,18 +12,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carpool.config.registry_settings import (
-    STATE_FILE,
-    RegistrySettings,
-    is_address,
-    read_address,
-    read_state,
-)
 from carpool.config.regular_file import read_regular
 from carpool.config.repository import TOML, find_places
 from carpool.config.rules import MAX_FILE_BYTES, check_name
 from carpool.config.toml import read_toml
 from carpool.errors import ConfigError
+from carpool.extensions.registry.settings import (
+    STATE_FILE,
+    RegistrySettings,
+    is_address,
+    read_address,
+    read_state,
+    registry_settings,
+)
 from carpool.registry.mlflow_source import MlflowServer, MlflowSource
 from carpool.registry.source import NotInRegistry, Pin, PinnedFile, VersionSource
 from carpool.registry.version_store import VersionStore, write_document
@@ -230,7 +231,7 @@ class Registries:
         settings."""
         if not (folder / TOML).is_file():
             return None
-        settings = read_toml(folder / TOML).registry
+        settings = registry_settings(read_toml(folder / TOML))
         if settings is None:
             return None
         return FollowedModel(folder, settings, self.server(), self.store)

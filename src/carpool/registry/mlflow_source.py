@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from carpool.config.registry_settings import read_address
 from carpool.config.regular_file import read_regular
 from carpool.errors import ConfigError
+from carpool.extensions.registry.settings import read_address
 from carpool.registry.source import BadArtifacts, NotInRegistry, NotReady, Pin, PinnedFile, RegistryDown
 
 MOST_BYTES = 64 << 30

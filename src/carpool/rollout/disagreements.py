@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from carpool.config.regular_file import open_regular, read_regular
-from carpool.config.rollout_settings import KeepSettings
+from carpool.extensions.rollout.settings import KeepSettings
 from carpool.rollout.rollout_file import write_document
 
 INDEX = "index.jsonl"

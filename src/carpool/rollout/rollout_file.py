@@ -21,9 +21,9 @@ import orjson
 
 from carpool.config.regular_file import open_regular
 from carpool.config.repository import VERSION
-from carpool.config.rollout_settings import RolloutSettings
-from carpool.config.rollout_table import as_document, plan_of
 from carpool.errors import ConfigError
+from carpool.extensions.rollout.settings import RolloutSettings
+from carpool.extensions.rollout.settings_reader import as_document, plan_of
 from carpool.rollout.capacity import MINUTES
 from carpool.rollout.rollout_guards import Counts, read_counts
 from carpool.rollout.rollout_states import ENDS, Rollout, State

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, fields
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.evidence import Interval, good_until_below, interval, times_as_often
+from carpool.extensions.rollout.settings import RolloutSettings
 from carpool.rollout.rollout_states import TAKEN_OVER, GuardVerdict, State
 
 GUARDS = ("disagreement", "late", "errors", "feedback", "slower")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from carpool.config.rollout_settings import RolloutSettings
 from carpool.errors import WrongState
+from carpool.extensions.rollout.settings import RolloutSettings
 
 
 class State(StrEnum):

@@ -20,9 +20,9 @@ from typing import Any
 
 import orjson
 
-from carpool.config.rollout_settings import RolloutSettings
-from carpool.config.rollout_table import as_document, plan_of
 from carpool.errors import ConfigError
+from carpool.extensions.rollout.settings import RolloutSettings
+from carpool.extensions.rollout.settings_reader import as_document, plan_of
 from carpool.rollout.rollout_file import Mark, Record, read_mark, read_rollout, rollout_document
 from carpool.rollout.rollout_guards import Counts, read_counts
 from carpool.rollout.rollout_states import Rollout, State

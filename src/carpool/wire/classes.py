@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from carpool.types import Array, Datatype, RequestedOutput, Tensor
+from carpool.wire.strings import Between, go_on
 
 _SORTED_WHOLE: Final = 1024  # values of a row: up to here, finding the best costs more than sorting all
 FEW_VALUES: Final = 16 * 1024
@@ -40,6 +41,7 @@ def with_classes(
     asked: Sequence[RequestedOutput],
     outputs: Sequence[Tensor],
     labels: Mapping[str, Sequence[str]],
+    between: Between = go_on,
     *,
     batched: bool,
 ) -> list[Tensor]:
@@ -49,13 +51,15 @@ def with_classes(
     for tensor in outputs:
         k = wanted.get(tensor.name, 0)
         if k and tensor.datatype is not Datatype.BYTES:
-            classes = classify(tensor, k, labels.get(tensor.name, ()), batched=batched)
+            classes = classify(tensor, k, labels.get(tensor.name, ()), between, batched=batched)
             tensor = ClassifiedTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, classes)
         found.append(tensor)
     return found
 
 
-def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: bool = True) -> Tensor:
+def classify(
+    tensor: Tensor, k: int, labels: Sequence[str] = (), between: Between = go_on, *, batched: bool = True
+) -> Tensor:
     """Per batch row, the k highest values in descending order; ties keep the lower index first."""
     if isinstance(tensor, ClassifiedTensor):
         return tensor.classes
@@ -66,11 +70,12 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: boo
     row_count = values.shape[0] if batched and values.ndim else 1
     rows = values.reshape(row_count, math.prod(row_shape))
     k = min(k, rows.shape[1])
-    best = _best(rows, k)
+    best = _best(rows, k, between)
     numbers = np.take_along_axis(rows, best, axis=1).tolist()
     found = np.empty((row_count, k), dtype=object)
     is_float = rows.dtype.kind == "f"
     for row, (indices, chosen) in enumerate(zip(best.tolist(), numbers, strict=True)):
+        between()
         for column, (index, value) in enumerate(zip(indices, chosen, strict=True)):
             number = f"{value:f}" if is_float else str(int(value))
             label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
@@ -79,7 +84,7 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: boo
     return Tensor(tensor.name, Datatype.BYTES, shape, found.reshape(shape))
 
 
-def _best(rows: Array, k: int) -> Array:
+def _best(rows: Array, k: int, between: Between = go_on) -> Array:
     """Returns the indices of each row's k highest values. NaN counts as less than any number."""
     size = rows.shape[1]
     if not k or not rows.size:
@@ -95,12 +100,13 @@ def _best(rows: Array, k: int) -> Array:
         # Sorting the reversed row, then reversing, keeps equal values in the order of their indices.
         best = size - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, : -k - 1 : -1]
     else:
-        best = np.stack([_best_of(row, k) for row in rows])
+        best = np.stack([_best_of(row, k, between) for row in rows])
     return best
 
 
-def _best_of(row: Array, k: int) -> Array:
+def _best_of(row: Array, k: int, between: Between) -> Array:
     """Looks for the k-th value, and sorts only what is not below it."""
+    between()
     least = np.partition(row, len(row) - k)[len(row) - k]
     above = np.flatnonzero(row > least)
     indices = np.sort(np.concatenate((above, np.flatnonzero(row == least)[: k - len(above)])))

@@ -16,8 +16,9 @@ from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.classes import classify
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
+from carpool.wire.long_json import LongNumbers
 from carpool.wire.slices import SlicedJson, Values, is_long
-from carpool.wire.strings import PackedStrings, as_strings, check_strings, split_strings
+from carpool.wire.strings import Between, PackedStrings, as_strings, check_strings, go_on, split_strings
 
 _CACHED_HEADS = 256
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -326,11 +327,11 @@ def bind_packed(heads: Iterable[TensorHead], tail: Buffer) -> dict[str, Array]:
     }
 
 
-def check_binary(heads: Iterable[TensorHead], tail: Buffer, model: str) -> None:
+def check_binary(heads: Iterable[TensorHead], tail: Buffer, model: str, between: Between = go_on) -> None:
     """Checks inputs that are binary as `bind` does, and makes no elements of them."""
     for head in heads:
         if head.datatype is Datatype.BYTES:
-            check_strings(head, _bytes_of(head, tail, "input"), f"input '{head.name}'", model)
+            check_strings(head, _bytes_of(head, tail, "input"), f"input '{head.name}'", model, between)
         else:
             _from_binary(head, tail, "input")
 
@@ -350,19 +351,42 @@ def _from_binary(head: TensorHead, tail: Buffer, kind: str) -> Array:
     return data
 
 
-def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
+def from_json(values: list[Any] | LongNumbers, head: TensorHead, owner: str) -> Array:
     """A JSON `data` list, flat or nested as the shape says; every element must be right for the datatype."""
     field = f"{owner}.data"
+    if isinstance(values, LongNumbers):
+        return _from_long(values, head, field)
     flat = _flatten(values, head.shape, field)
-    count = math.prod(head.shape)
-    if len(flat) != count:
-        raise wrong(field, f"has {len(flat)} elements, but shape {list(head.shape)} needs {count}")
-    dtype = head.datatype.dtype
+    _check_count(len(flat), head.shape, field)
+    return _elements(flat, head.datatype, field).reshape(head.shape)
+
+
+def _from_long(values: LongNumbers, head: TensorHead, field: str) -> Array:
+    """Reads some thousand elements at a time, so that other threads have their turn."""
+    shape = values.shape()
+    _check_count(math.prod(shape), head.shape, field)
+    if 1 < len(shape) <= len(head.shape) and shape != head.shape:
+        raise wrong(field, f"is not nested as shape {list(head.shape)}")
+    data: Array = np.empty(math.prod(shape), head.datatype.dtype)
+    filled = 0
+    for flat in values.slices():
+        data[filled : filled + len(flat)] = _elements(flat, head.datatype, field)
+        filled += len(flat)
+    return data.reshape(head.shape)
+
+
+def _check_count(count: int, shape: Sequence[int], field: str) -> None:
+    if count != math.prod(shape):
+        raise wrong(field, f"has {count} elements, but shape {list(shape)} needs {math.prod(shape)}")
+
+
+def _elements(flat: list[Any], datatype: Datatype, field: str) -> Array:
+    dtype = datatype.dtype
     allowed, words = _JSON_TYPES[dtype.kind]
     if not allowed.issuperset(map(type, flat)):
-        raise wrong(field, f"may hold only {words} for {head.datatype.value}")
+        raise wrong(field, f"may hold only {words} for {datatype.value}")
     if dtype.kind == "O":
-        return as_strings([text.encode() for text in flat], head.shape)
+        return as_strings([text.encode() for text in flat], (len(flat),))
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             data: Array = np.array(flat, np.float64).astype(dtype)
@@ -372,8 +396,8 @@ def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
         in_range = limits is None or (min(flat) >= limits.min and max(flat) <= limits.max)
         data = np.array(flat if in_range else (), dtype)
     if not in_range:
-        raise wrong(field, f"holds a value out of range for {head.datatype.value}")
-    return data.reshape(head.shape)
+        raise wrong(field, f"holds a value out of range for {datatype.value}")
+    return data
 
 
 def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]:

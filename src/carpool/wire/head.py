@@ -14,6 +14,7 @@ import orjson
 
 from carpool.errors import InvalidInput
 from carpool.types import DATATYPES, Datatype, RequestedOutput, RequestOptions, Scalar, SharedMemory
+from carpool.wire.long_json import LongNumbers, ShortJson
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -28,7 +29,9 @@ MAX_JSON_LISTS = 500_000  # and objects
 _FEW_JSON_VALUES = 100_000  # of a document without tensors
 _FEW_JSON_LISTS = 10_000
 _SHORT_JSON = 64 * 1024
-_LOOKED_AT = 1 << 20
+_AS_BINARY = ": send tensors as binary"
+_MOST_LEFT = 4 << 20  # bytes of a long document when all that is long was cut out
+_LOOKED_AT = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class TensorHead:
     shape: tuple[int, ...]
     offset: int = 0
     size: int = 0
-    data: list[Any] | None = None
+    data: list[Any] | LongNumbers | None = None
     shared_memory: SharedMemory | None = None
     framed: bool = True  # BYTES elements carry their length; a raw request's body does not
 
@@ -64,7 +67,10 @@ class RequestHead:
 
 def parse_head(json: Buffer, model: str = "") -> RequestHead:
     """Read a request's JSON; `model` is for its errors. Whether it fits is for `check_head` to say."""
-    document = load_object(json, "request")
+    return parse_document(load_object(json, "request"), model)
+
+
+def parse_document(document: dict[str, Any], model: str = "") -> RequestHead:
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise InvalidInput("id must be a string", field="id")
@@ -75,23 +81,50 @@ def parse_head(json: Buffer, model: str = "") -> RequestHead:
 
 
 def load_object(json: Buffer, what: str, *, tensors: bool = True) -> dict[str, Any]:
-    """Returns a JSON object. Without `tensors` it has few values, however long its texts are."""
+    """Returns a JSON object. Without `tensors` it has few values, however long its texts are. In one that is
+    long, `LongNumbers` stand for long lists: it takes its time, but lets other threads run."""
     check_cost(json, what, tensors=tensors)
     try:
-        document = orjson.loads(memoryview(json))  # it knows no kind of bytearray but the plain one
+        # orjson knows no kind of bytearray but the plain one
+        short = len(json) <= _SHORT_JSON
+        document = orjson.loads(memoryview(json)) if short else _load_long(json, what)
     except orjson.JSONDecodeError as error:
         if "depth" in error.msg:
-            raise InvalidInput(f"the {what}'s JSON is nested too deeply", field="body") from None
+            raise _too_deep(what) from None
         raise InvalidInput(f"the {what} is not valid JSON: {error.msg}", field="body") from None
     if type(document) is not dict:
         raise InvalidInput(f"the {what} must be a JSON object", field="body")
     return document
 
 
-def check_cost(json: Buffer, what: str, *, tensors: bool = True) -> None:
+def _load_long(json: Buffer, what: str) -> Any:
+    cut = cut_long(json, what)
+    try:
+        return cut.restored(orjson.loads(cut.left))
+    except RecursionError:
+        raise _too_deep(what) from None
+
+
+def _too_deep(what: str) -> InvalidInput:
+    return InvalidInput(f"the {what}'s JSON is nested too deeply", field="body")
+
+
+def cut_long(json: Buffer, what: str) -> ShortJson:
+    """Returns the document without what is long; what is left can be read at once."""
+    cut = ShortJson(json)
+    if len(cut.left) > _MOST_LEFT:
+        raise InvalidInput(
+            f"the {what}'s JSON has more than {_MOST_LEFT} bytes of short values{_AS_BINARY}", field="body"
+        )
+    check_cost(cut.left, what, tensors=False, hint=f" beside long lists of numbers{_AS_BINARY}")
+    return cut
+
+
+def check_cost(json: Buffer, what: str, *, tensors: bool = True, hint: str = "") -> None:
     """Before it is read: four bytes can become a list of seventy, and nobody else runs meanwhile."""
     if len(json) <= _SHORT_JSON:
         return
+    hint = _AS_BINARY if tensors else hint
     values, lists = (MAX_JSON_VALUES, MAX_JSON_LISTS) if tensors else (_FEW_JSON_VALUES, _FEW_JSON_LISTS)
     commas = opened = 0
     for start in range(0, len(json), _LOOKED_AT):
@@ -99,7 +132,6 @@ def check_cost(json: Buffer, what: str, *, tensors: bool = True) -> None:
         commas += int(np.count_nonzero(piece == ord(",")))
         opened += int(np.count_nonzero((piece | 0x20) == ord("{")))  # which makes a brace of a bracket, too
     if commas >= values or opened > lists:
-        hint = ": send tensors as binary" if tensors else ""
         raise InvalidInput(
             f"the {what}'s JSON has more than {values:,} values or {lists:,} lists{hint}", field="body"
         )
@@ -174,7 +206,7 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
     elif head.datatype.binary_only:
         sentence = f"{owner} is {head.datatype.value}, which JSON cannot represent: send it as binary"
         raise InvalidInput(sentence, field=f"{owner}.data")
-    elif type(entry["data"]) is not list:
+    elif type(entry["data"]) is not list and type(entry["data"]) is not LongNumbers:
         raise wrong(f"{owner}.data", "must be a JSON array")
     else:
         head.data = entry["data"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -17,9 +18,21 @@ from carpool.types import Array
 from carpool.wire.head import Buffer, TensorHead
 
 _LENGTH = struct.Struct("<I")
+STEP: Final = 1 << 16
+"""Elements that are looked at, or strings that are written, before it is asked whether anybody waits."""
+
+Between: TypeAlias = Callable[[], None]
+"""Is called between the steps of what may take long, in its thread. What it raises ends that: nobody waits
+for it any more."""
 
 
-def check_strings(head: TensorHead, view: Buffer, owner: str, model: str = "") -> None:
+def go_on() -> None:
+    """Ends nothing."""
+
+
+def check_strings(
+    head: TensorHead, view: Buffer, owner: str, model: str = "", between: Between = go_on
+) -> None:
     """Checks that the bytes are as many elements as the shape says. Makes none of them."""
     if not head.framed:
         return
@@ -31,6 +44,8 @@ def check_strings(head: TensorHead, view: Buffer, owner: str, model: str = "") -
         if position > end:
             break
         count += 1
+        if not count % STEP:
+            between()
     if position != end or count != most:
         raise _wrong_count(head, count, end, owner, model)
 

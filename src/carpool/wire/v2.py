@@ -268,14 +268,17 @@ def _check_outputs(head: RequestHead, signature: Signature) -> None:
             raise _unknown("output", output.name, specs, signature.model)
         check_form(output, spec.datatype)
         if output.classification:
-            _check_classes(output, head.batch, signature)
+            _check_classes(output, spec, head.batch, signature)
     if not head.outputs and not head.binary_output:
         for spec in signature.outputs:
             check_form(RequestedOutput(spec.name), spec.datatype)
 
 
-def _check_classes(output: RequestedOutput, rows: int, signature: Signature) -> None:
-    most = min(signature.classes, MAX_STRINGS // rows)
+def _check_classes(output: RequestedOutput, spec: TensorSpec, rows: int, signature: Signature) -> None:
+    """A row has no more classes than values, however many are asked for."""
+    has = output.classification if -1 in spec.shape else math.prod(spec.shape)
+    of_row = MAX_STRINGS // rows
+    most = signature.classes if has <= of_row else min(signature.classes, of_row)
     if output.classification > most:
         of_rows = f" for each of {rows} rows" if most < signature.classes else ""
         raise InvalidInput(

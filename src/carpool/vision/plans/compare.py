@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from carpool.config.rollout_settings import CompareSettings
 from carpool.types import Array
 from carpool.vision.boxes import iou
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.likeness import Difference, cut_out, from_png, keypoints_alike, matched, polygons_alike
 from carpool.vision.tasks import kinds
 

@@ -122,7 +122,7 @@ def _known(config: ModelConfig, claims: Claims, datatype: Datatype, task: str | 
 def guesses(config: ModelConfig) -> bool:
     """Who writes a Python model writes it for the pictures that this server sends; a fake one sees none."""
     kind = kind_of(config.backend)
-    return kind.needs_file and kind.name != "python" and config.generate is None
+    return kind.needs_file and kind.name != "python" and not config.asks("text")
 
 
 def with_layers(config: ModelConfig, claims: Claims) -> ModelConfig:

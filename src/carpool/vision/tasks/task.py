@@ -17,7 +17,7 @@ from carpool.vision.picture_answers import Option, Options, Size, Who, schema_of
 from carpool.vision.recognition import FLOATS, Facts, Reading, TaskTable
 
 if TYPE_CHECKING:
-    from carpool.config.rollout_settings import CompareSettings
+    from carpool.vision.compare_settings import CompareSettings
     from carpool.vision.likeness import Difference
 
 # ---- what a model's tensors look like

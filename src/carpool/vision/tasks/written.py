@@ -15,6 +15,9 @@ from carpool.vision.picture_answers import MOST_TOKENS, CaptionText, Option, Opt
 from carpool.vision.recognition import WRITTEN, WRITTEN_END
 from carpool.vision.tasks.task import VisionSettings, VisionTask, size
 
+TEXT_TASKS = (Task.READ, Task.CAPTION)
+"""Their answers are text, which a model may write piece by piece."""
+
 
 def written(outputs: Mapping[str, Array]) -> tuple[str, str]:
     """The text in the outputs of one answer, and why it ends there: empty where it goes on."""

@@ -1,0 +1,357 @@
+"""Lists the extensions of this package, and finds those of other packages.
+
+This is the one list in which the server's own code names features. Its order is the order of wrapping, from
+the client to the engine; a line gives the reason where the order matters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from carpool.extension import (
+    CAPACITY,
+    CHECK,
+    GROUP,
+    PREPARE,
+    USE,
+    Columns,
+    Extension,
+    HttpRoute,
+    Routes,
+    Verb,
+)
+
+_REPOSITORY = "model-repository"
+_ONE_MODEL = "/v2/models/{model}"
+_MODEL = f"{_ONE_MODEL}[/versions/{{version}}]"
+_CACHE = Routes(
+    table=(
+        HttpRoute("GET", f"{_MODEL}/cache", "routes:start_status", api="statistics"),
+        HttpRoute(
+            "DELETE", f"{_ONE_MODEL}/cache", "routes:start_clear", "control", changes=True, api=_REPOSITORY
+        ),
+    )
+)
+_DRIFTING = f"{_MODEL}/drift"
+_DRIFT = Routes(
+    table=(
+        HttpRoute("GET", f"{_MODEL}/drift", "routes:start_status", api="statistics"),
+        HttpRoute(
+            "POST", f"{_MODEL}/drift", "routes:start_change", "control", changes=True, api="statistics"
+        ),
+    )
+)
+_GENERATE = Routes(
+    table=(
+        HttpRoute("POST", f"{_MODEL}/generate", "generate_routes:start_generate"),
+        HttpRoute("POST", f"{_MODEL}/generate_stream", "generate_routes:start_stream"),
+    ),
+    paths="page:paths",
+)
+_ROLLOUT = f"{_ONE_MODEL}/rollout"
+_DIFFERENT = f"{_ROLLOUT}/disagreements"
+_ROLLOUTS = Routes(
+    table=(
+        HttpRoute("GET", _ROLLOUT, "routes:start_status", api="statistics"),
+        HttpRoute("POST", _ROLLOUT, "routes:start_act", "control", changes=True, api=_REPOSITORY),
+        HttpRoute("GET", _DIFFERENT, "routes:start_disagreements", "control", api=_REPOSITORY),
+        HttpRoute("GET", f"{_DIFFERENT}/{{number}}", "routes:start_picture", "control", api=_REPOSITORY),
+        HttpRoute("POST", f"{_ONE_MODEL}/feedback", "routes:start_feedback", changes=True),
+    )
+)
+_TEXT = Routes(
+    table=(
+        HttpRoute("POST", "/read", "event_routes:start_read", events=True),
+        HttpRoute("POST", "/caption", "event_routes:start_caption", events=True),
+        HttpRoute("POST", "/models/{model}/predict", "event_routes:start_predict", events=True),
+    )
+)
+_OPENAI = Routes(
+    table=(
+        HttpRoute("POST", "/v1/chat/completions", "chat_routes:start_chat"),
+        HttpRoute("GET", "/v1/models", "chat_routes:start_list", api="metadata"),
+        HttpRoute("GET", "/v1/models/{model}", "chat_routes:start_one", api="metadata"),
+    ),
+    prefix="/v1/",
+    words="chat_format:as_error",
+    paths="page:paths",
+)
+_TRACE = "/v2[/models/{model}]/trace/setting"
+_TRACING = Routes(
+    table=(
+        HttpRoute("GET", _TRACE, "routes:start_settings", "control", api="trace"),
+        HttpRoute("POST", _TRACE, "routes:start_update", "control", changes=True, api="trace"),
+    )
+)
+_PREDICTIONS = "/predictions/{model}[/{version}]"
+_TORCHSERVE = Routes(
+    table=(
+        HttpRoute("POST", _PREDICTIONS, "front:start_prediction"),
+        HttpRoute("PUT", _PREDICTIONS, "front:start_prediction"),
+        HttpRoute("GET", "/ping", "front:start_ping", kind="health", api="health"),
+    ),
+    paths="page:paths",
+)
+_OTLP = "OTEL_EXPORTER_OTLP"
+_GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
+_STATES = (
+    *("loading", "checked", "shadow", "canary", "full", "standby", "retired", "paused"),
+    *("done", "rolled-back", "failed"),
+)
+_DRIFT_WORDS = (
+    *("size", "grey", "brightness", "sharpness", "contrast", "bytes"),
+    *("classes", "boxes", "area", "score", "entropy", "embedding"),
+)
+_WRITES = "{key} does not go with [generate]"
+_PIPELINE = "{key} does not go with a pipeline:"
+_COMPARED = (
+    "decoupled: a rollout compares the one response to a request; leave it and a registry's candidate out"
+)
+_SEQUENCES = "sequences do not go with"
+_PART_OF_A_SEQUENCE = f"{_SEQUENCES} a registry's candidate, which gets some requests of a sequence"
+
+_CACHE_VERB = Verb(
+    "command:CacheVerb",
+    USE,
+    "Show a model's response cache in a running server, or clear it.",
+)
+_ROLLOUT_VERB = Verb("command:RolloutVerb", USE, "Replace a model's version by a new one, step by step.")
+_REGISTRY_VERB = Verb(
+    "command:RegistryVerb",
+    PREPARE,
+    "Resolve an address in a model registry (MLflow), and fetch its model.",
+)
+_DRIFT_VERB = Verb(
+    "command:DriftVerb",
+    CHECK,
+    "Check whether a model's images and responses have changed.",
+)
+_LABEL_VERB = Verb(
+    "label_command:LabelVerb",
+    CHECK,
+    "Make a data set of images that a server stored, with its responses as first labels.",
+)
+_PIPELINE_VERB = Verb("command:PipelineVerb", PREPARE, "Check a pipeline, and show its steps.")
+_CASCADE_VERB = Verb(
+    "command:CascadeVerb",
+    PREPARE,
+    "Find the threshold of a cascade, by running both of its models on images.",
+)
+_COMPILE_VERB = Verb(
+    "command:CompileVerb",
+    PREPARE,
+    "Compile a PyTorch model for the device of this machine, and write the result beside it.",
+)
+_DEPLOY_VERB = Verb(
+    "command:DeployVerb",
+    CAPACITY,
+    "Write a balancer's configuration or Kubernetes manifests, or serve on Ray.",
+)
+_WATCH_VERB = Verb(
+    "command:WatchVerb",
+    USE,
+    "Send frames of videos and cameras to a running server; a newer frame replaces a waiting one.",
+)
+
+BUILT_IN: tuple[Extension, ...] = (
+    Extension(
+        name="cache",
+        verbs={"cache": _CACHE_VERB},
+        owns=("cache", "response_cache"),
+        triton=("response_cache",),
+        settings="settings:PART",
+        engine="engine:engine",
+        routes=(_CACHE,),
+    ),
+    Extension(
+        name="drift",
+        routes=(_DRIFT,),
+        verbs={"drift": _DRIFT_VERB, "label": _LABEL_VERB},
+        owns=("drift",),
+        settings="settings:PART",
+        columns=(
+            Columns("psi", "gauge", _DRIFT_WORDS),  # this and the next: 1 more than is said, 0 if unknown
+            Columns("alarm", "gauge", _DRIFT_WORDS),
+            Columns("kept"),
+            Columns("cameras", "state", ("black", "frozen", "blurred", "changed")),
+        ),
+        metrics="""
+carpool_drift_psi             gauge    model   what:psi       Distance of the last window from the reference (PSI without its noise), by measure.
+carpool_drift_alarm           gauge    model   what:alarm     1 while the distance was beyond the limit in two windows in a row, by measure.
+carpool_uncertain_kept_total  counter  model   cell:kept      Images stored for labelling.
+carpool_camera_state          gauge    source  state:cameras  1 for the state of a camera, else 0; all 0 for a healthy camera.
+""",  # noqa: E501
+        front="front:front",
+        engine="engine:engine",
+    ),
+    Extension(
+        name="rollout",
+        verbs={"rollout": _ROLLOUT_VERB},
+        owns=("rollout",),
+        beside="rollout.toml",
+        settings="settings_reader:PART",
+        routes=(_ROLLOUTS,),
+        columns=(
+            Columns("compared", words=("same", "differs", "candidate-failed")),
+            Columns("skipped", words=("busy", "slots", "late", "thinned", "failed")),
+            Columns("fallbacks"),
+            Columns("rollbacks", words=_GUARDS),
+            Columns("feedback", words=("false-alert", "missed", "right")),
+            Columns("state", "gauge", _STATES),
+            Columns("share", "gauge", ("answers", "shadow")),
+            Columns(
+                "bound", "gauge", tuple(f"{guard},{end}" for guard in _GUARDS for end in ("low", "high"))
+            ),
+        ),
+        metrics="""
+carpool_rollout_state            gauge    some   state:state       1 for the state of the rollout of this version.
+carpool_rollout_share            gauge    some   kind:share        Share of the requests without a version that this candidate answers, or gets as a shadow.
+carpool_rollout_compared_total   counter  some   verdict:compared  Responses of this candidate that were compared with those of the stable version.
+carpool_rollout_skipped_total    counter  some   reason:skipped    Comparisons that were skipped, by reason.
+carpool_rollout_bound            gauge    some   guard,end:bound   Confidence bounds of a guard's number: low above the limit rolls the candidate back, high below it proves the guard; -1 for no bound.
+carpool_rollout_fallbacks_total  counter  some   cell:fallbacks    Requests that failed on this candidate and were answered by the stable version.
+carpool_rollout_rollbacks_total  counter  some   guard:rollbacks   Rollouts of this version that a guard rolled back.
+carpool_feedback_total           counter  some   verdict:feedback  Feedback of clients about responses of this version.
+""",  # noqa: E501
+    ),
+    Extension(
+        name="ensembles",
+        triton=("ensemble_scheduling", "platform=ensemble"),
+        settings="triton:PART",
+        serving="engine:SERVING",
+    ),
+    Extension(
+        name="pipelines",
+        verbs={"pipeline": _PIPELINE_VERB},
+        file="pipeline.toml",
+        settings="pipeline_toml:PART",
+        meets={
+            "cache": f"{_PIPELINE} neither its responses nor those of its steps are cached",
+            "rollout": f"{_PIPELINE} roll out the models that are its steps",
+            "registry": f"{_PIPELINE} roll out the models that are its steps",
+            "sequences": f"{_PIPELINE} its steps take images one by one",
+            "streams": f"{_PIPELINE} it gives one response per image",
+            "text": f"{_PIPELINE} none of its steps writes token by token",
+        },
+        serving="engine:SERVING",
+    ),
+    Extension(
+        name="sequences",
+        owns=("sequences",),
+        triton=("sequence_batching",),
+        settings="settings_reader:PART",
+        meets={
+            "rollout": f"{_SEQUENCES} a rollout, which sends requests of one sequence to two versions",
+            "registry.candidate": _PART_OF_A_SEQUENCE,
+            "cache": f"{_SEQUENCES} a cache: the same request has another response later",
+            "drift": f"{_SEQUENCES} quality measures of images",
+        },
+        columns=(Columns("states", "gauge", ("live", "backlog")),),
+        metrics="""
+carpool_sequences  gauge  model  state:states  Sequences of a model: live in an instance, or waiting for a slot in one.
+""",  # noqa: E501
+        serving="engine:SERVING",
+        instance="instance:wrap",
+    ),
+    Extension(
+        name="streams",
+        routes=(_GENERATE,),
+        fields=("decoupled",),
+        settings="settings:PART",
+        meets={
+            "sequences": "decoupled: the next request of a sequence waits for the one response to the last; "
+            "leave [sequences] out",
+            "cache": "decoupled: a cache stores the one response to a request; switch it off for this model",
+            "rollout": _COMPARED,
+            "registry.candidate": _COMPARED,
+        },
+        serving="engine:SERVING",
+    ),
+    Extension(
+        name="text",
+        owns=("generate", "encoder", "decoder", "ttft_ms", "per_token_ms"),
+        settings="settings_reader:PART",
+        meets={
+            **dict.fromkeys(("cache", "rollout", "sequences", "streams"), _WRITES),
+            "registry.candidate": f"{_WRITES}, whose responses are not compared",
+        },
+        serving="engine:SERVING",
+        routes=(_TEXT, _OPENAI),
+    ),
+    Extension(
+        name="registry",
+        verbs={"registry": _REGISTRY_VERB},
+        owns=("registry",),
+        settings="settings:PART",
+        columns=(
+            Columns("moves"),
+            Columns("up", "largest"),  # 1 down, 2 up; 0: there is none
+            Columns("heard", "largest"),  # when it answered last, by the clock that all processes share
+        ),
+        metrics="""
+carpool_registry_moves_total  counter  model   cell:moves  Times that the model's address in the registry moved and was followed; a version continues the count of the previous one.
+carpool_registry_up           gauge    server  less:up     1 while the registry responds, else 0; absent if no model follows one.
+carpool_registry_age_seconds  gauge    server  age:heard   Time since the last response of the registry; absent if no model follows one.
+""",  # noqa: E501
+    ),
+    Extension(
+        name="torch",
+        verbs={"compile": _COMPILE_VERB},
+        serving="engine:SERVING",
+        compiled="found_compiled:found_compiled",
+        model_process="process:make_process",
+    ),
+    Extension(name="recording", starts=("record",), begin="front:begin", front="front:front"),
+    Extension(
+        name="tracing",
+        begin="settings:begin",
+        doctor="doctor:findings",
+        starts=("trace_file", "otlp_endpoint", f"{_OTLP}_ENDPOINT", f"{_OTLP}_TRACES_ENDPOINT"),
+        routes=(_TRACING,),
+        columns=(Columns("spans", words=("exported", "dropped", "failed")),),
+        metrics="""
+carpool_spans_total  counter  server  result:spans  Spans for OpenTelemetry, by result: exported, dropped because too many waited, or failed because the collector did not accept them.
+""",  # noqa: E501
+        front="front:front",
+        engine="engine:engine",
+    ),
+    Extension(name="torchserve", archives={".mar": "archive:unpacked"}, routes=(_TORCHSERVE,)),
+    Extension(
+        name="cascades",
+        needs=("pipelines",),
+        verbs={"cascade": _CASCADE_VERB},
+        columns=(
+            Columns("answered", words=("cheap", "big", "degraded")),
+            Columns("saved"),
+            Columns("audits", words=("same", "differs", "skipped")),
+        ),
+        metrics="""
+carpool_cascade_total                counter  some   by:answered   Responses of a cascade, by model: the cheap one, the large one, or the cheap one because there was no time for the large one.
+carpool_cascade_agreement            gauge    some   share:audits  Share of the cheap model's responses that the large one agreed with in audits; absent before the first.
+carpool_cascade_saved_seconds_total  counter  some   cell:saved    Time of the large model that the cascade saved, less that of the cheap one.
+""",  # noqa: E501
+    ),
+    Extension(name="cameras", verbs={"watch": _WATCH_VERB}),
+    Extension(name="deploy", verbs={"deploy": _DEPLOY_VERB}),
+    Extension(name="ray", needs=("deploy",)),
+)
+
+
+def started(settings: object) -> tuple[Extension, ...]:
+    """Returns the extensions that these `ServerSettings`, or the environment, switch on."""
+    return tuple(one for one in installed().values() if any(_is_set(settings, name) for name in one.starts))
+
+
+def _is_set(settings: object, name: str) -> bool:
+    return bool(os.environ.get(name) if name.isupper() else getattr(settings, name))
+
+
+@cache
+def installed() -> Mapping[str, Extension]:
+    """Returns every extension by name: those of other packages first, since they are outermost."""
+    from importlib.metadata import entry_points  # its import takes longer than most processes use it
+
+    others = {point.name: point.load() for point in entry_points(group=GROUP)}
+    return others | {one.name: one for one in BUILT_IN}
