@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal
@@ -47,12 +47,15 @@ class BackendKind:
     in_pieces: bool = True  # False: is called with every batch as it was formed, also where less is faster
     reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
     gives_defaults: bool = False  # an optional input needs a default in the model file
-    values_on_device: bool = (
-        False  # can make values of a picture's bytes, and boxes of outputs, on its device
-    )
+    values_on_device: bool = False
+    """It can make values of a picture's bytes, and boxes of outputs, on its device: `home` has
+    `fill_pictures`, `decodes_pictures` and `kept_boxes` (backends/torch/pytorch.py)."""
     pictures_on_device: bool = False  # can take encoded pictures
     parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
     table: bool = False  # its table in model.toml says that the model is for it
+    extension: str = ""  # the name of the extension that it asks for, if any
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """By an extension's name, the module that runs models which ask for it, where that is not `home`."""
 
     def missing(self) -> str:
         """Returns a sentence where its package is not installed, else nothing. This is cheap: nothing is
@@ -62,12 +65,13 @@ class BackendKind:
         told = f"'carpool[{self.extra}]'" if self.extra else self.package
         return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
 
-    def module(self) -> Any:
-        """Returns the code, imported now."""
+    def module(self, extension: str = "") -> Any:
+        """Returns the code, imported now: of models that ask for this extension, if they have a module of
+        their own."""
         if not self.home:
             served = ", ".join(sorted(kind.name for kind in kinds().values() if kind.home))
             raise Unsupported(f'there is no backend "{self.name}" yet; there are {served}')
-        return importlib.import_module(self.home)
+        return importlib.import_module(self.homes.get(extension, self.home))
 
 
 @cache
@@ -104,6 +108,7 @@ _BUILT_IN = (
         values_on_device=True,
         pictures_on_device=True,
         parameters=(),
+        extension="torch",
         table=True,
     ),
     BackendKind(
@@ -119,6 +124,7 @@ _BUILT_IN = (
         values_on_device=True,
         pictures_on_device=True,
         parameters=(),
+        extension="torch",
     ),
     BackendKind(
         name="openvino",
@@ -195,6 +201,7 @@ _BUILT_IN = (
         in_pieces=False,
         reshapes=False,
         pictures_on_device=True,
+        homes={"text": "carpool.extensions.text.fake_stepper"},
         table=True,
     ),
 )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.model import ModelConfig
-from carpool.config.pipeline_toml import PIPELINE_TOML
 from carpool.config.regular_file import open_regular
 from carpool.config.repository import PBTXT, TOML, version_folders
-from carpool.config.rollout_table import ROLLOUT_TOML
+from carpool.config.settings_part import other_files, part_of
 from carpool.errors import ConfigError
+from carpool.extensions import installed
 
 MAX_FILES = 20_000
 _MAX_DEPTH = 16
@@ -36,11 +36,11 @@ COMPILED = ".compiled"
 
 CHANGES_NO_ANSWER = (
     *("path", "versions", "mode", "policy", "slo_may_grow", "instances", "execution_timeout", "max_open"),
-    *("response_cache", "cache", "device_weight", "ttft", "per_token", "drift", "registry", "rollout"),
-    *("onnxruntime", "pipeline", "unbatched"),
+    *("device_weight",),
+    *("onnxruntime", "steps", "unbatched"),
 )
 """Fields of a model's settings that say where it lies, when it runs and what is kept of it. Of instances and
-of onnxruntime the devices count; of a pipeline, what front ends are told of it."""
+of onnxruntime the devices count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,8 @@ def settings_of_answers(config: ModelConfig) -> dict[str, Any]:
     said = {each.name: getattr(config, each.name) for each in fields(config)}
     for name in CHANGES_NO_ANSWER:
         del said[name]
+    del said["extra"]
+    said |= {name: own for name, own in config.extra.items() if part_of(name).changes_answers}
     said["parameters"] = {k: v for k, v in config.parameters.items() if k not in (PROVISIONAL, UNBATCHED)}
     said["devices"] = sorted({group.kind for group in config.instances}), config.onnxruntime.providers
     return said
@@ -119,7 +121,8 @@ def _digest(home: Path, files: Iterable[Path]) -> str:
 
 
 def _settings(folder: Path) -> list[Path]:
-    return [folder / name for name in (PBTXT, TOML, PIPELINE_TOML, ROLLOUT_TOML)]
+    beside = [extension.beside for extension in installed().values() if extension.beside]
+    return [folder / name for name in (PBTXT, TOML, *other_files(), *beside)]
 
 
 def _shared(folder: Path) -> Iterator[Path]:

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
-from carpool.config.cache_settings import CacheSettings
-from carpool.config.drift_settings import DriftSettings
-from carpool.config.pipeline_settings import PipelineSettings
-from carpool.config.registry_settings import RegistrySettings
-from carpool.config.rollout_settings import RolloutSettings
-from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.objectives import Knobs, Promise
+from carpool.extensions import installed
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 BATCH_HELP = (
@@ -115,10 +110,10 @@ VersionPolicy = LatestVersions | AllVersions | SpecificVersions
 
 
 # ---- tables of model.toml, as they are there: each field is a key. What may stand there follows from its
-# type and from what `_key` says; toml.py reads them so.
+# type and from what `key` says; declared_keys.py reads them so.
 
 
-def _key(default: Any, *choices: str, **said: Any) -> Any:
+def key(default: Any, *choices: str, **said: Any) -> Any:
     """Declares a key, with `within`: the least, which `above` leaves out itself, and the most; `resize`: the
     only ways to resize that it goes with; `pattern` and `form`: of a text, and how a message names that."""
     return field(default=default, metadata={"choices": choices, **said})
@@ -147,23 +142,23 @@ _CURVE = rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{
 class ImageSettings:
     """Describes how a picture becomes the model's input: (pixel × scale − mean) ÷ std."""
 
-    size: tuple[int, int] | None = _key(
+    size: tuple[int, int] | None = key(
         None, within=(1, MAX_SIDE)
     )  # height, width; None: as the model's input
-    resize: str = _key("letterbox", "letterbox", "line", "stretch", "crop")
-    mean: tuple[float, ...] = _key((0.0,), within=(-INFINITY, INFINITY))
-    std: tuple[float, ...] = _key((1.0,), within=(0, INFINITY), above=True)
+    resize: str = key("letterbox", "letterbox", "line", "stretch", "crop")
+    mean: tuple[float, ...] = key((0.0,), within=(-INFINITY, INFINITY))
+    std: tuple[float, ...] = key((1.0,), within=(0, INFINITY), above=True)
     # None: 1, or 1/255 for a float input when mean and std are left alone too
-    scale: float | None = _key(None, within=(0, INFINITY), above=True)
-    channels: str = _key("rgb", "rgb", "bgr")
-    layout: str | None = _key(None, *LAYOUTS)
-    kernel: str = _key("auto", *KERNELS)
-    pad: int = _key(114, within=(0, 255), resize=("letterbox", "line"))  # grey level of what a picture leaves
-    anchor: str = _key("center", "center", "top_left", resize=("letterbox",))  # where such a picture lies
+    scale: float | None = key(None, within=(0, INFINITY), above=True)
+    channels: str = key("rgb", "rgb", "bgr")
+    layout: str | None = key(None, *LAYOUTS)
+    kernel: str = key("auto", *KERNELS)
+    pad: int = key(114, within=(0, 255), resize=("letterbox", "line"))  # grey level of what a picture leaves
+    anchor: str = key("center", "center", "top_left", resize=("letterbox",))  # where such a picture lies
     # The most times larger that a small picture becomes; None: as large as the input
-    enlarge: float | None = _key(None, within=(0, INFINITY), above=True, resize=("letterbox",))
-    crop: float = _key(1.0, within=(0, 1), above=True, resize=("crop",))  # share of the shorter side to keep
-    decode: str = _key("auto", *_WHERE)  # where pictures are decoded: auto is the device, on a GPU
+    enlarge: float | None = key(None, within=(0, INFINITY), above=True, resize=("letterbox",))
+    crop: float = key(1.0, within=(0, 1), above=True, resize=("crop",))  # share of the shorter side to keep
+    decode: str = key("auto", *_WHERE)  # where pictures are decoded: auto is the device, on a GPU
 
 
 KEPT = "kept"
@@ -174,32 +169,32 @@ KEPT = "kept"
 class BoxSettings:
     """Decides which of the boxes that a model finds are answered."""
 
-    score: float = _key(0.25, within=(0, 1))
-    iou: float = _key(0.45, within=(0, 1))
+    score: float = key(0.25, within=(0, 1))
+    iou: float = key(0.45, within=(0, 1))
     per_class: bool = True
-    max_detections: int = _key(300, within=(1, MAX_DETECTIONS))
+    max_detections: int = key(300, within=(1, MAX_DETECTIONS))
 
 
 @dataclass(frozen=True, slots=True)
 class DetectSettings(BoxSettings):
     """How raw detector outputs become boxes; what is None is told from the model."""
 
-    format: str | None = _key(
+    format: str | None = key(
         None, *_HEADS, "boxes_scores", "boxes_labels_scores", "detr", "rtdetr", "yolox", "dets_labels"
     )
     normalized: bool | None = None  # boxes from 0 to 1 instead of in pixels of the input
     # how one is written; in corners_yx y comes first
-    boxes: str | None = _key(None, "corners", "centers", "corners_yx")
-    activation: str | None = _key(None, *_ACTIVATIONS)  # of the scores; None: they are probabilities
-    background: int | None = _key(None, within=(0, MAX_CLASSES - 1))  # a class that is no object
-    nms: str = _key("auto", *_WHERE)  # where boxes are suppressed: auto is the device, on a GPU
+    boxes: str | None = key(None, "corners", "centers", "corners_yx")
+    activation: str | None = key(None, *_ACTIVATIONS)  # of the scores; None: they are probabilities
+    background: int | None = key(None, within=(0, MAX_CLASSES - 1))  # a class that is no object
+    nms: str = key("auto", *_WHERE)  # where boxes are suppressed: auto is the device, on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifySettings:
     """How raw values become scores: "softmax", "sigmoid" or "none"; None is told from the model."""
 
-    activation: str | None = _key(None, *_ACTIVATIONS)
+    activation: str | None = key(None, *_ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,28 +202,28 @@ class SegmentSettings(BoxSettings):
     """How outputs become masks: maps by an activation as in classify, or "minmax"; or, in the formats of
     detectors, boxes with the parts of prototype masks that make up each."""
 
-    activation: str | None = _key(None, *_ACTIVATIONS, "minmax")
-    threshold: float = _key(0.5, within=(0, 1))
+    activation: str | None = key(None, *_ACTIVATIONS, "minmax")
+    threshold: float = key(0.5, within=(0, 1))
     # a class that gets no mask; None: the one labelled background, if any
-    background: int | None = _key(None, within=(0, MAX_CLASSES - 1))
+    background: int | None = key(None, within=(0, MAX_CLASSES - 1))
     # "class_map": one map of the classes' numbers
-    format: str | None = _key(None, *_HEADS, "maps", "class_map")
+    format: str | None = key(None, *_HEADS, "maps", "class_map")
 
 
 @dataclass(frozen=True, slots=True)
 class PoseSettings(BoxSettings):
     """Describes boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2)."""
 
-    format: str | None = _key(None, *_HEADS)
+    format: str | None = key(None, *_HEADS)
     # how many, and how many numbers each
-    keypoints: tuple[int, int] | None = _key(None, within=(1, MAX_KEYPOINTS))
+    keypoints: tuple[int, int] | None = key(None, within=(1, MAX_KEYPOINTS))
 
 
 @dataclass(frozen=True, slots=True)
 class ObbSettings(BoxSettings):
     """Describes boxes with an angle."""
 
-    format: str | None = _key(None, *_HEADS)
+    format: str | None = key(None, *_HEADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,21 +244,21 @@ class TextRegionsSettings:
     are smaller than the text. Format "lines": the middle of each line, and how far its top and its bottom
     are."""
 
-    format: str | None = _key(None, "db", "lines")
-    threshold: float = _key(0.3, within=(0, 1))  # of a pixel
-    score: float = _key(0.5, within=(0, 1))  # of a region: the mean of its pixels
-    unclip: float = _key(1.6, within=(0, 10))  # db: grows by so much of area ÷ circumference on all sides
-    margin: float = _key(0.0, within=(0, 1))  # lines: grows by so much of its height on all sides
-    max_regions: int = _key(300, within=(1, MAX_REGIONS))
+    format: str | None = key(None, "db", "lines")
+    threshold: float = key(0.3, within=(0, 1))  # of a pixel
+    score: float = key(0.5, within=(0, 1))  # of a region: the mean of its pixels
+    unclip: float = key(1.6, within=(0, 10))  # db: grows by so much of area ÷ circumference on all sides
+    margin: float = key(0.0, within=(0, 1))  # lines: grows by so much of its height on all sides
+    max_regions: int = key(300, within=(1, MAX_REGIONS))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """Describes how a row of character values becomes text (CTC)."""
 
-    alphabet: str | None = _key(None)  # the characters in order; None: the labels, or what the file says
-    blank: str = _key("first", "first", "last")  # where the class stands that is no character
-    activation: str | None = _key(None, "softmax", "none")
+    alphabet: str | None = key(None)  # the characters in order; None: the labels, or what the file says
+    blank: str = key("first", "first", "last")  # where the class stands that is no character
+    activation: str | None = key(None, "softmax", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,54 +266,24 @@ class FakeSettings:
     """A model that only takes time: `16+4` is ms per batch + ms per image, `1:6.2,8:11` measured points. One
     that writes has a second curve, of its steps by the slots that they have."""
 
-    curve: str = _key(
+    curve: str = key(
         "4+1", pattern=_CURVE, form='ms per batch + ms per image, like "16+4", or batch:ms points'
     )
-    step_curve: str = _key(
+    step_curve: str = key(
         "1+0.01", pattern=_CURVE, form='ms per step + ms per slot, like "1+0.01", or slots:ms points'
     )
-    device: str = _key("")  # models that name the same one take turns on it
+    device: str = key("")  # models that name the same one take turns on it
 
 
-MAX_TOKENS = 4096
-MAX_SLOTS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateSettings:
-    """Describes a model that writes its answer token by token, many answers at once, each in a slot of its
-    own."""
-
-    family: str | None = _key(None, "line_reader", "trocr")  # None: told from the files
-    max_tokens: int = _key(128, within=(1, MAX_TOKENS))  # of an answer; a request may ask for fewer
-    slots: int | None = _key(None, within=(1, MAX_SLOTS))  # answers at once; None: what the promise allows
-
-
-MAX_POOL = 64
-_DEVICE = r"auto|cpu|cuda(:\d{1,4})?"
-_DEVICE_FORM = '"auto", "cpu", "cuda" or like "cuda:1"'
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """Describes the decoders of a model that writes, apart from its encoders."""
-
-    instances: int = _key(1, within=(1, MAX_POOL))
-    device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)  # "auto": the model's
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderSettings(PoolSettings):
-    """Describes the same of its encoders."""
-
-    own_process: bool = _key(False)  # true is refused: processes of their own were removed
+DEVICE = r"auto|cpu|cuda(:\d{1,4})?"
+DEVICE_FORM = '"auto", "cpu", "cuda" or like "cuda:1"'
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxruntimeSettings:
     providers: tuple[str, ...] = ()  # none: the backend chooses for the device
-    intra_op_threads: int | None = _key(None, within=_THREADS)
-    inter_op_threads: int | None = _key(None, within=_THREADS)
+    intra_op_threads: int | None = key(None, within=_THREADS)
+    inter_op_threads: int | None = key(None, within=_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +291,8 @@ class PytorchSettings:
     """Describes how a PyTorch model runs. After `backends.describe` nothing is left to "auto" or None."""
 
     # "cuda" is every GPU, "cuda:1" one
-    device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)
-    precision: str = _key("fp32", "fp32", "tf32", "fp16", "bf16")
+    device: str = key("auto", pattern=DEVICE, form=DEVICE_FORM)
+    precision: str = key("fp32", "fp32", "tf32", "fp16", "bf16")
     channels_last: bool | None = None  # None: on a GPU in half precision
     compile: str = "off"  # or "default", "max-autotune": while it serves; "before-ready": when it is loaded
     graphs: bool | None = None  # None: on a GPU
@@ -342,25 +307,26 @@ class PytorchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class EnsembleStep:
-    """Represents one model of an ensemble. `inputs` and `outputs` are pairs: the model's own name, and the
-    tensor of the ensemble that it is read from or written to."""
+class ModelStep:
+    """Represents another model that a model needs: it is loaded before it."""
 
     model: str
     version: int  # -1: the newest
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EnsembleSettings:
-    steps: tuple[EnsembleStep, ...]
-    max_inflight: int = 0  # requests at the same time; 0 is no limit
+    at: str  # where the settings name it, for messages
 
 
 def eager_policy() -> Knobs:
     """Work-conserving batches with no gate and a bounded queue; the deadlines of clients still hold."""
     return Knobs(max_batch=1, across_shapes=True, max_queue=4096)
+
+
+def _kind_of_extra(name: str) -> type[object]:
+    """Returns the type of an extension's settings, by which they are read when another process sends them."""
+    extension = installed()[name]
+    if not extension.settings:
+        raise ValueError(f"the extension {name} has no settings")
+    kind: type[object] = extension.part(extension.settings).kind
+    return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,8 +354,6 @@ class ModelConfig:
     execution_timeout: float | None = None
     decoupled: bool = False  # it gives any number of answers to a request
     max_open: int = 0  # requests that an instance of such a model has under way at once; 0: as usual
-    response_cache: bool = False  # Triton's word for a cache, which keeps every answer as Triton's does
-    cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share
     unbatched: str = ""  # why its requests never share a batch, where no setting says so
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -409,35 +373,22 @@ class ModelConfig:
     embed: EmbedSettings | None = None
     text_regions: TextRegionsSettings | None = None
     read: ReadSettings | None = None
-    generate: GenerateSettings | None = None  # it writes its answers token by token
-    encoder: EncoderSettings | None = None  # of a model that writes: absent, both: one instance does both
-    decoder: PoolSettings | None = None
-    ttft: float | None = None  # seconds: the first token is promised within these
-    per_token: float | None = None  # and each further one
     fake: FakeSettings | None = None
-    drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
-    registry: RegistrySettings | None = None
-    rollout: RolloutSettings | None = None
-    ensemble: EnsembleSettings | None = None  # it runs nothing itself: other models are its steps
-    pipeline: PipelineSettings | None = None  # so is this
-    sequences: SequenceSettings | None = None  # its requests belong together; None: each stands alone
+    steps: tuple[ModelStep, ...] = ()  # it runs nothing itself: these other models do
+    extra: Mapping[str, object] = field(default_factory=dict, metadata={"kinds": _kind_of_extra})
+    """The settings of extensions, by the extension's name."""
+
+    def asks(self, what: str) -> bool:
+        """Returns whether an extension is asked for, as "registry", or one of its settings, as
+        "registry.candidate"."""
+        name, _, key = what.partition(".")
+        settings = self.extra.get(name)
+        return settings is not None and (not key or bool(getattr(settings, key)))
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Returns the models that are its steps, in their order."""
-        steps = self.ensemble or self.pipeline
-        return () if steps is None else tuple(step.model for step in steps.steps)
-
-    @property
-    def apart(self) -> bool:
-        """Its encoders and decoders are."""
-        return not (self.encoder is None and self.decoder is None)
-
-    @property
-    def caching(self) -> CacheSettings | None:
-        """Which answers are kept; None: none."""
-        kept = self.cache or (CacheSettings(min_uses=1) if self.response_cache else None)
-        return kept if kept is not None and (kept.exact or kept.similar) else None
+        return tuple(step.model for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

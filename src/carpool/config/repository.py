@@ -17,16 +17,13 @@ from carpool.config.model import (
     LatestVersions,
     Mode,
     ModelConfig,
-    SpecificVersions,
 )
-from carpool.config.pipeline_toml import PIPELINE_TOML, read_pipeline
-from carpool.config.registry_settings import served_versions
-from carpool.config.rollout_table import ROLLOUT_TOML, read_rollout_toml
+from carpool.config.settings_part import as_in_folder, check_extra, other_files, read_beside, read_model_of
 from carpool.config.toml import read_toml
-from carpool.config.torchserve import MAR, unpacked
 from carpool.config.triton import read_pbtxt
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
+from carpool.extensions import installed
 
 _FOREIGN = {
     ".plan": "a TensorRT engine",
@@ -116,7 +113,7 @@ def find_places(
                     [f"{path}: these folders have no model and are ignored: {strays}"] if strays else []
                 )
         if some and not under:
-            looked = ", ".join((PBTXT, TOML, PIPELINE_TOML, *files_of(None)))
+            looked = ", ".join((PBTXT, TOML, *other_files(), *files_of(None)))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
         for name, place in under.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
@@ -126,17 +123,28 @@ def find_places(
 def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
     if path in names and is_model_file(path):
         return {names[path]: path} if path.is_file() else {}
-    if path.suffix == MAR and path.is_file():
-        return {(folder := unpacked(path)).name: folder}
+    unpacked = _unpacked(path)
+    if unpacked is not None:
+        return {unpacked.name: unpacked}
     if path.is_file():
         return {read_model_file(path)[0].config.name: path}
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder")
     if is_model_folder(path):
         return {path.name: path}
-    archives = [unpacked(file) for file in sorted(path.glob(f"*{MAR}")) if file.is_file()]
+    archives = filter(None, map(_unpacked, sorted(path.iterdir())))
     found = {folder.name: folder for folder in (*_folders(path), *archives) if is_model_folder(folder)}
     return found or {file.stem: file for file in _bare_files(path)}
+
+
+def _unpacked(file: Path) -> Path | None:
+    """Returns the folder of the model that this file holds, if an extension unpacks such files."""
+    for extension in installed().values():
+        place = extension.archives.get(file.suffix)
+        if place is not None and file.is_file():
+            folder: Path = extension.part(place)(file)
+            return folder
+    return None
 
 
 def _bare_files(folder: Path) -> list[Path]:
@@ -175,7 +183,7 @@ def _full(path: Path) -> Path:
 def is_model_folder(path: Path) -> bool:
     """Returns True for a folder with settings, a model file or numbered versions directly inside; and for one
     that is a model: TensorFlow's, or one of transformers."""
-    if any((path / name).exists() for name in (PBTXT, TOML, PIPELINE_TOML, *files_of(None))):
+    if any((path / name).exists() for name in (PBTXT, TOML, *other_files(), *files_of(None))):
         return True
     if _as_a_whole(path) is not None:
         return True
@@ -255,38 +263,18 @@ def _reading(path: Path) -> Iterator[None]:
 
 def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     """Returns the settings of the files in a model's folder, and the warnings."""
-    pbtxt, toml, pipeline = folder / PBTXT, folder / TOML, folder / PIPELINE_TOML
-    there = [file.name for file in (pbtxt, toml, pipeline) if file.exists()]
+    pbtxt, toml, others = folder / PBTXT, folder / TOML, other_files()
+    there = [name for name in (PBTXT, TOML, *others) if (folder / name).exists()]
     if len(there) > 1:
         raise ConfigError(f"{folder}: both {' and '.join(there)} are here; keep one of them")
-    if pipeline.exists():
-        return read_pipeline(pipeline, name), []
+    if there and there[0] in others:
+        return read_model_of(others[there[0]], folder / there[0], name), []
     if pbtxt.exists():
         config, warnings = read_pbtxt(pbtxt, name)
-        rollout = read_rollout_toml(folder)
-        if rollout is not None and config.ensemble is not None:
-            raise ConfigError(
-                f"{folder / ROLLOUT_TOML}: does not go with ensemble_scheduling, whose versions have the same"
-                " steps: roll out the models that are its steps"
-            )
-        if rollout is not None and config.versions != LatestVersions():
-            raise ConfigError(
-                f"{pbtxt}: version_policy does not go with {ROLLOUT_TOML}, which chooses versions"
-            )
-        return replace(config, rollout=rollout), warnings
+        return read_beside(config, folder), warnings
     if toml.exists():
-        return _as_registered(read_toml(toml, name), folder), []
+        return as_in_folder(read_toml(toml, name), folder), []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
-
-
-def _as_registered(config: ModelConfig, folder: Path) -> ModelConfig:
-    """A model that follows a registry has the versions that were fetched and are to be served."""
-    if config.registry is None:
-        return config
-    versions = served_versions(folder)
-    if not versions:
-        raise ConfigError(f"{config.name}: {config.registry.stable} was not fetched from the registry yet")
-    return replace(config, versions=SpecificVersions(versions))
 
 
 def version_folders(folder: Path) -> dict[int, Path]:
@@ -324,7 +312,7 @@ def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[Mo
         reasons.insert(0, f"{config.file} was asked for, but the file found is {_shown(file)}")
     shown = _shown(file) if file else None
     config = replace(config, backend=backend, file=shown, instances=instances)
-    rules.check_beside_sequences(config)
+    check_extra(config)
     device = "" if gpus else " on the CPU"
     warnings = [f"{config.name}: runs with {backend}{device}: {'; '.join(reasons)}"] if reasons else []
     return ModelSource(config, versions), warnings

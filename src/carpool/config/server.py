@@ -51,7 +51,7 @@ def _setting(
     secret: bool = False,
     **option: Any,
 ) -> Any:
-    """`words` make it an option of `carpool serve`; `option` is what else typer is to know of that."""
+    """`words` make it an option of `carpool serve`; `option` is what else the command line needs of that."""
     said = {"words": words, "within": within, "choices": choices, "option": option}
     if callable(default):
         return field(default_factory=default, metadata=said)
@@ -477,7 +477,7 @@ def server_settings(
 ) -> tuple[ServerSettings, list[str]]:
     """Returns the settings and the warnings. `given` comes from the command line: None in it means not given.
 
-    This file reads the environment, and `otel_settings.py` what a standard has put there: nobody else does.
+    This file reads the environment, and an extension what a standard has put there: nobody else does.
     """
     environ = os.environ if environ is None else environ
     known = variables()

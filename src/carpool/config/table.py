@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
-from carpool.config import cache_settings, model, rules
-from carpool.config.registry_settings import RegistrySettings
+from carpool.config import model, rules
 from carpool.errors import ConfigError
+from carpool.extension import Extension
+from carpool.extensions import installed
 
 SECTIONS: Mapping[str, type[Any]] = {
     "image": model.ImageSettings,
@@ -21,26 +23,21 @@ SECTIONS: Mapping[str, type[Any]] = {
     "embed": model.EmbedSettings,
     "text_regions": model.TextRegionsSettings,
     "read": model.ReadSettings,
-    "generate": model.GenerateSettings,
-    "encoder": model.EncoderSettings,
-    "decoder": model.PoolSettings,
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
-    "registry": RegistrySettings,
-    "cache": cache_settings.CacheSettings,
 }
 """The tables whose keys are the fields of these."""
 
-# Every key of model.toml, by table; the tests hold the reference in docs/ against this list.
+# The server's own keys of model.toml, by table. With those of extensions: `every_key`.
 KEYS: Mapping[str, tuple[str, ...]] = {
     table: tuple(keys.split())
     for table, keys in {
         "": (
-            "name backend file task preset slo_ms slo_may_grow ttft_ms per_token_ms max_batch instances "
-            "versions labels execution_timeout_ms decoupled max_open response_cache device_weight batching "
-            "image detect classify segment pose obb depth embed text_regions read generate encoder decoder "
-            "fake onnxruntime pytorch cache drift registry rollout parameters input output sequences"
+            "name backend file task preset slo_ms slo_may_grow max_batch instances "
+            "versions labels execution_timeout_ms decoupled max_open device_weight batching "
+            "image detect classify segment pose obb depth embed text_regions read "
+            "fake onnxruntime pytorch parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
@@ -51,30 +48,55 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "batching.priorities": "levels default",
         "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
         **{name: " ".join(key.name for key in fields(kind)) for name, kind in SECTIONS.items()},
-        "drift": "sample window_h reference psi uncertain",
-        "drift.uncertain": "folder score margin per_hour mb",
-        "rollout": (
-            "candidate shadow canary shadow_h canary_h standby_h least sticky promote fallback evaluate "
-            "tolerate guards compare keep"
-        ),
-        "rollout.guards": "disagreement late errors feedback slower memory_gb confidence on_breach",
-        "rollout.compare": "score iou mask_iou cosine top_k",
-        "rollout.keep": "folder pictures mb",
-        "sequences": (
-            "strategy max_candidates idle_ms min_utilization max_delay_ms "
-            "max_wait_ms max_backlog max_backlog_mb control state"
-        ),
-        "sequences.control": "name kind datatype values",
-        "sequences.state": "input output datatype shape initial_shape file",
         "input": "name datatype shape reshape optional layout",
         "output": "name datatype shape reshape labels",
     }.items()
 }
 
 
+@cache
+def owners() -> Mapping[str, Extension]:
+    """Returns the extensions by the keys that they own at the top of a file; each key has one owner."""
+    found: dict[str, Extension] = {}
+    for extension in installed().values():
+        for key in extension.owns:
+            if key in KEYS[""] or key in found:
+                raise ConfigError(
+                    f"the extension {extension.name} cannot own {rules.shown(key)}: it is taken"
+                )
+            found[key] = extension
+    return found
+
+
+def extension_of(key: str) -> Extension | None:
+    """Returns the extension that a key at the top of a file asks for."""
+    return owners().get(key) or next((one for one in installed().values() if key in one.fields), None)
+
+
+def keys_of(section: str) -> tuple[str, ...]:
+    """Returns the keys of a table; of an extension's, its settings are imported to know them."""
+    if not section:
+        return (*KEYS[""], *owners())
+    owner = owners().get(section.partition(".")[0])
+    return KEYS[section] if owner is None else _tables_of(owner)[section]
+
+
+def every_key() -> dict[str, tuple[str, ...]]:
+    """Returns every key by table, for messages and for the reference in docs/. All settings are imported."""
+    found = {**KEYS, "": keys_of("")}
+    for owner in owners().values():
+        found |= _tables_of(owner)
+    return found
+
+
+def _tables_of(extension: Extension) -> Mapping[str, tuple[str, ...]]:
+    tables: Mapping[str, tuple[str, ...]] = extension.part(extension.settings).tables
+    return tables
+
+
 @dataclass(frozen=True, slots=True)
 class TomlTable:
-    """`path` is how messages name the table, `section` is its name in KEYS."""
+    """`path` is how messages name the table, `section` is its name among all keys."""
 
     file: str
     path: str
@@ -87,7 +109,7 @@ class TomlTable:
             raise ConfigError(f"{file}: {path} must be a table, not {_kind(data)}")
         table = cls(file, path, section, data)
         for key in data:
-            if key not in KEYS[section]:
+            if key not in keys_of(section):
                 raise ConfigError(
                     f"{file}: unknown key {rules.shown(table.name(key))}; {_suggestion(key, section)}"
                 )
@@ -114,6 +136,11 @@ class TomlTable:
         if choices and value not in choices:
             raise self.error(key, f"cannot be {rules.shown(value)}; {rules.nearest(value, choices)}")
         return value
+
+    def inside(self, key: str) -> str | None:
+        """Returns the name of a file, which must lie inside the model's folder."""
+        name = self.text(key)
+        return None if name is None else rules.check_inside(name, self.where(key))
 
     def switch(self, key: str) -> bool | None:
         value = self.data.get(key)
@@ -194,12 +221,12 @@ class TomlTable:
 
 
 def _suggestion(key: str, section: str) -> str:
-    homes = [name for name, keys in KEYS.items() if key in keys and name not in ("", section)]
+    homes = [name for name, keys in every_key().items() if key in keys and name not in ("", section)]
     if homes:
         return "it belongs in " + " or ".join(f"[{home}]" for home in homes)
-    if section and key in KEYS[""]:
+    if section and key in keys_of(""):
         return "it belongs at the top of the file, before the first table"
-    return rules.nearest(key, KEYS[section])
+    return rules.nearest(key, keys_of(section))
 
 
 def _kind(value: object) -> str:

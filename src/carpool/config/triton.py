@@ -24,10 +24,8 @@ from carpool.config.model import (
     VersionPolicy,
     eager_policy,
 )
-from carpool.config.pipeline_toml import PIPELINE, pipeline_document
 from carpool.config.presets import PRESETS, with_preset
-from carpool.config.triton_ensemble import ENSEMBLE, SLO, ensemble_document, read_ensemble, read_promise
-from carpool.config.triton_sequences import read_sequences, sequences_document
+from carpool.config.settings_part import extra_document, known_parameters, read_triton_extra, settled
 from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
@@ -138,7 +136,7 @@ def _read(source: TextSource, path: Path, name: str) -> tuple[ModelConfig, list[
     config = _model(source, path, name)
     _account_for_accelerators(source, config, idle)
     # A Python model reads its parameters itself; those for a runtime do what it knows, or nothing.
-    known = (SLO,) if config.ensemble is not None else kind_of(config.backend).parameters
+    known = known_parameters(config)
     if known is not None:
         ours = (*known, PRESET)
         idle |= {f"parameters.{key[:64]}": None for key in config.parameters if key not in ours}
@@ -181,20 +179,16 @@ def _account_for_accelerators(source: TextSource, config: ModelConfig, idle: dic
 
 
 def _model(source: TextSource, path: Path, name: str) -> ModelConfig:
-    message = source.message
+    message, extra = source.message, read_triton_extra(source)
     max_batch = _max_batch(source)
     outputs = _tensors(source, "output", max_batch)
     parameters = {key: message.parameters[key].string_value for key in sorted(message.parameters)}
     mode, policy = _policy(source)
-    ensemble = read_ensemble(source)
-    promise = read_promise(source) if ensemble is not None else None
-    if promise is not None:
-        mode, policy = Mode.PROMISE, promise
     file, where = message.default_model_filename, source.where("default_model_filename")
     config = ModelConfig(
         name=rules.check_name(message.name or name, source.where("name")),
         path=path.parent,
-        backend=_backend(source) if ensemble is None else ENSEMBLE,
+        backend=_backend(source),
         inputs=_tensors(source, "input", max_batch),
         outputs=outputs,
         mode=mode,
@@ -207,17 +201,15 @@ def _model(source: TextSource, path: Path, name: str) -> ModelConfig:
         file=rules.check_inside(file, where) if file else None,
         labels=next((t.labels for t in outputs if t.labels), None),
         decoupled=message.model_transaction_policy.decoupled,
-        response_cache=message.response_cache.enable,
         parameters=parameters,
         onnxruntime=OnnxruntimeSettings(
             intra_op_threads=_threads(parameters, "intra_op_thread_count", source),
             inter_op_threads=_threads(parameters, "inter_op_thread_count", source),
         ),
         accelerators=_accelerators(source),
-        ensemble=ensemble,
-        sequences=read_sequences(source),
+        extra=extra,
     )
-    config = with_preset(replace(config, preset=_preset(parameters, source)))
+    config = settled(source, with_preset(replace(config, preset=_preset(parameters, source))))
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, source.where("dynamic_batching"))
@@ -290,8 +282,6 @@ def _tensor(source: TextSource, item: Any, kind: str, path: str, max_batch: int 
 
 
 def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
-    if source.message.HasField("sequence_batching"):
-        return _oldest(source)
     if not source.message.HasField("dynamic_batching"):
         return Mode.EAGER, eager_policy()
     batching, path = source.message.dynamic_batching, "dynamic_batching"
@@ -312,20 +302,6 @@ def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
         preserve_ordering=batching.preserve_ordering,
     )
     return Mode.KNOBS, rules.check_knobs(knobs, source.where(path))
-
-
-def _oldest(source: TextSource) -> tuple[Mode, Knobs]:
-    """Returns how the oldest of several sequences' requests make up batches."""
-    oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
-    if any(size < 1 for size in oldest.preferred_batch_size):
-        raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")
-    knobs = replace(
-        eager_policy(),
-        preferred=tuple(sorted(set(oldest.preferred_batch_size))),
-        max_delay=oldest.max_queue_delay_microseconds / 1e6,
-        preserve_ordering=oldest.preserve_ordering,
-    )
-    return Mode.EAGER if knobs == eager_policy() else Mode.KNOBS, knobs
 
 
 def _limits(source: TextSource, policy: Any, path: str) -> QueueLimits:
@@ -377,6 +353,8 @@ def _threads(parameters: Mapping[str, str], key: str, source: TextSource) -> int
 # ---- and back: the document that clients read at /v2/models/{model}/config ---------------------------------
 
 Document = dict[str, object]
+_SCHEDULING = {"sequence_batching", "ensemble_scheduling"}
+"""Fields of which a model has one, or dynamic_batching."""
 
 
 def config_document(config: ModelConfig) -> Document:
@@ -426,25 +404,15 @@ def config_document(config: ModelConfig) -> Document:
         "default_model_filename": config.file or "",
         "cc_model_filenames": {},
         "metric_tags": {},
-        "parameters": {key: {"string_value": value} for key, value in _parameters_shown(config).items()},
+        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": config.decoupled},
-        "response_cache": {"enable": config.caching is not None},
+        "response_cache": {"enable": False},
+        **extra_document(config),
     }
-    if config.ensemble is not None:
-        document["ensemble_scheduling"] = ensemble_document(config.ensemble)
-    elif config.sequences is not None:
-        document["sequence_batching"] = sequences_document(config.sequences, config.policy)
-    elif config.max_batch:
+    if config.max_batch and not _SCHEDULING & document.keys():
         document["dynamic_batching"] = _batching(config)
     return document
-
-
-def _parameters_shown(config: ModelConfig) -> Mapping[str, str]:
-    """Triton's settings have no words for a pipeline: it is a parameter, in JSON."""
-    if config.pipeline is None:
-        return config.parameters
-    return {**config.parameters, PIPELINE: json.dumps(pipeline_document(config.pipeline))}
 
 
 def _versions_document(policy: VersionPolicy) -> Document:
