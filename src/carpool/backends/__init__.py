@@ -38,15 +38,15 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
     ConfigError where a setting of the runtime is wrong.
     """
     from carpool.backends.backend import Placement, reshaped
+    from carpool.config.asked_extensions import asked_extensions
 
     backend = _home(config, version).load(config, version, placement or Placement())
     if _kind(config).reshapes:
         backend = reshaped(backend, config)
-    if config.sequences is None:
-        return backend
-    from carpool.backends.sequenced import sequenced
-
-    return sequenced(backend, config, config.sequences)
+    for extension in asked_extensions(config):
+        if extension.instance:
+            backend = cast("Backend", extension.part(extension.instance)(backend, config))
+    return backend
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
@@ -59,7 +59,7 @@ def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """The settings with everything filled in that the model file says: tensors, shapes, largest batch."""
-    from carpool.config.rules import complete
+    from carpool.config.completing import complete
 
     home: Any = _home(config, version)
     if hasattr(home, "describe"):

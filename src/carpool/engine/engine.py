@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from carpool.backends.torch.device_sharing import limit_device_memory
+from carpool.backends.device_memory import limit_device_memory
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
@@ -37,7 +37,7 @@ from carpool.vision.geometry import Geometry
 from carpool.vision.python_pictures import Answer, Picture, picture_file, typed
 
 if TYPE_CHECKING:
-    from carpool.engine.loading.runner_client import Runner
+    from carpool.engine.models.runtime import ModelProcess
 
 log = logger("engine")
 
@@ -67,7 +67,7 @@ class Engine:
         device_memory_gb: float | None = None,
         on_demand: bool = False,
         memory_gb: float | None = None,
-        host: Runner | None = None,
+        host: ModelProcess | None = None,
         publisher: Publisher | None = None,
         loads: Callable[[], LoadListener] = LoadListener,
     ) -> None:

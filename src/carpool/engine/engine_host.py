@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from carpool.config.drift_settings import DriftSettings
+from carpool.config.server import ServerSettings
 from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
+from carpool.engine.engine_parts import Json, LoadedParts, Question
 from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.fleet import Publisher
-from carpool.engine.models.runtime import Gate
+from carpool.engine.models.runtime import Gate, ModelProcess, OpensGroups
 from carpool.engine.models.served import Served, VersionState
-from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.run.batch import Route
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import CarpoolError, NotFound, Unsupported
@@ -27,9 +26,6 @@ from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.memory.client_files import OpenRegion
 from carpool.observe.statistics import model_statistics, statistics
-
-if TYPE_CHECKING:
-    from carpool.engine.loading.runner_client import Runner
 
 _PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
 _VERSION = re.compile(r"[0-9]{1,18}")
@@ -64,8 +60,6 @@ def _top() -> frozenset[str]:
 
 
 Seen = Callable[[int], Awaitable[None]]
-Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""JSON in and out; errors are `CarpoolError`s."""
 
 
 class EngineHost(Publisher):
@@ -76,24 +70,28 @@ class EngineHost(Publisher):
         self,
         make: Callable[..., Engine],
         write_gate: WriteGate = lambda *_: None,
-        runner: Runner | None = None,
+        process: ModelProcess | None = None,
+        settings: ServerSettings | None = None,
     ) -> None:
-        self._runner = runner
-        if runner is not None:
-            most = runner.max_answer_bytes
-            self.memory = StepMemory(runner.share, lambda key: self._entries.get(key), most)
+        self.settings = settings or ServerSettings()
+        self._process = process
+        if process is not None:
+            most = process.max_answer_bytes
+            self.memory = StepMemory(process.share, lambda key: self._entries.get(key), most)
         self._write_gate = write_gate
         self._loads = LoadListener()
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
-        self.pipelines: dict[int, PipelineRoute] = {}  # among that
+        self.groups: dict[int, OpensGroups] = {}  # of those whose requests are groups of others, by key
         self._ends: list[Callable[[], None]] = []
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
         self.awaited: frozenset[str] = frozenset()  # models that must have served before it is ready
         self._catalog = Catalog()
-        self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
+        self.fields: dict[str, Any] = {}  # of the catalogue, those that are not about models
+        self.extra: dict[str, Json] = {}  # of the catalogue: what extensions publish, by their names
+        self._parts = LoadedParts(lambda name: ServerOfPart(self, name))
         self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
         self._questions: dict[str, Question] = {
             "refused": self._count_refused,
@@ -103,14 +101,18 @@ class EngineHost(Publisher):
         self.routes: Mapping[int, Route] = engine.fleet.routes  # by key: where requests go
         self.submit_spare = engine.submit_spare
 
+    def start_parts(self) -> None:
+        """Loads what the server's options switch on."""
+        self._parts.start(self.settings)
+
     def share(self, arena: int, file: int) -> None:
         """Shares a front end's memory with models that run in another process."""
-        if self._runner is not None:
-            self._runner.share(arena, file)
+        if self._process is not None:
+            self._process.share(arena, file)
 
     def unshare(self, arena: int) -> None:
-        if self._runner is not None:
-            self._runner.unshare(arena)
+        if self._process is not None:
+            self._process.unshare(arena)
 
     @property
     def catalog(self) -> Catalog:
@@ -151,11 +153,11 @@ class EngineHost(Publisher):
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
-        self.pipelines.clear()
-        for key in (*fleet.leaving, *fleet.offered):
-            route = fleet.routes.get(key)
-            if isinstance(route, PipelineRoute):
-                self.pipelines[key] = route
+        self.groups.clear()
+        for key, served in (*fleet.leaving.items(), *fleet.offered.items()):
+            opens = served.runtime.groups()
+            if opens is not None:
+                self.groups[key] = opens
         entries = {(one.name, one.version): self._entries[key] for key, one in fleet.offered.items()}
         chosen = {name: self._entries[key] for name, key in fleet.newest.items()}
         leaving = [self._entries[key] for key in fleet.leaving]
@@ -166,19 +168,20 @@ class EngineHost(Publisher):
         number = self._catalog.number + 1
         self.awaited &= {line.name for line in index} - chosen.keys()
         is_ready = self._ready and (bool(entries) or not self.needs_one) and not self.awaited
-        self._catalog = Catalog(number, is_ready, entries, chosen, index, leaving, down, **self.extra)
+        self._catalog = Catalog(
+            number, is_ready, entries, chosen, index, leaving, down, extra=dict(self.extra), **self.fields
+        )
         for listener in self._listeners:
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
-        """Returns the entry there is, unless its settings or what is said of it changed, or a step of an
-        ensemble whose answers are kept: what front ends learnt hangs on these objects."""
+        """Returns the entry there is, unless its settings changed, or what is said of it: what front ends
+        learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
-        caching = config.caching
-        digest = "" if caching is None else served.answers_digest()
+        extra = self._parts.entry(served, config.extra)
         known = self._entries.get(key)
-        same = known is not None and (known.config, known.digest) == (document, digest)
+        same = known is not None and (known.config, known.extra) == (document, extra)
         if known is not None and same and tuple(known.choices) == tuple(served.choices):
             return known
         return ModelEntry(
@@ -194,13 +197,11 @@ class EngineHost(Publisher):
             row=(served.counters.slot.row, served.counters.slot.generation),
             vision=served.pictures,
             choices=served.choices,
-            drift=_sampling(served.config.drift),
             hosted=served.hosted,
             fetches=not served.hosted and not served.is_ensemble,
-            cache=None if caching is None else asdict(caching),
-            digest=digest,
             decoupled=config.decoupled or served.writes,
             writes=served.writes,
+            extra=extra,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class EngineHost(Publisher):
         self._questions[what] = answer
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        answer = self._questions.get(what)
+        answer = self._questions.get(what) or await self._parts.question(what)
         if answer is None:
             raise Unsupported(f"the engine knows no question {what!r}")
         return await answer(arguments)
@@ -242,19 +243,41 @@ class EngineHost(Publisher):
         """Finish what was accepted, then free the models."""
         for end in self._ends:
             end()
+        self._parts.close()
         self.set_ready(False)
         await self.engine.stop(timeout)
-        if self._runner is not None:
-            await self._runner.close()
+        if self._process is not None:
+            await self._process.close()
 
 
-def _sampling(settings: DriftSettings | None) -> dict[str, Any] | None:
-    """Returns what front ends need to know of drift."""
-    if settings is None:
-        return None
-    doubtful = settings.uncertain
-    kept = {"score": list(doubtful.score), "margin": doubtful.margin} if doubtful.folder else None
-    return {"sample": settings.sample, "uncertain": kept}
+class ServerOfPart:
+    """Implements `EngineServer` for the part of one extension."""
+
+    def __init__(self, host: EngineHost, name: str) -> None:
+        self._host = host
+        self._name = name
+
+    @property
+    def settings(self) -> ServerSettings:
+        return self._host.settings
+
+    @property
+    def served(self) -> Mapping[int, Served]:
+        return self._host.engine.served
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._host.catalog
+
+    def offer(self, name: str) -> None:
+        self._host.fields["extensions"] = (*self._host.fields.get("extensions", ()), name)
+
+    def find(self, model: str, version: str) -> Served:
+        return self._host.engine.find(model, version)
+
+    def publish(self, extra: Json) -> None:
+        self._host.extra[self._name] = extra
+        self._host.publish()
 
 
 def _index_line(

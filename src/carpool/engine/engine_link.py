@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
@@ -18,9 +19,8 @@ import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.routes.direct_route import NO_ROUTE
-from carpool.engine.routes.pipeline_route import LinkBookings
 from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
-from carpool.engine.run.decoupled import MOST_UNSENT, LinkParts, OutgoingParts
+from carpool.engine.run.parts import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
 from carpool.link.catalog_changes import CatalogWriter
@@ -36,6 +36,7 @@ from carpool.types import StepTiming, Timing
 
 if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost
+    from carpool.engine.models.runtime import Group, OpensGroups
 
 _log = logger("link")
 _SMALLEST_SLOT: Final = 4096
@@ -70,7 +71,7 @@ class Calls:
         self.outgoing = OutgoingParts(outbox, loop)
         self._loop = loop
         self.sources = HeardSources()
-        self.bookings = LinkBookings(engine.pipelines.get, self._most)
+        self.groups = LinkGroups(engine.groups.get, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self._roomless: dict[int, tuple[Work, Outcome]] = {}
@@ -134,13 +135,13 @@ class Calls:
         )
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
-        """Reads what a request says of itself: of which booking it is a step, where its inputs are if that is
+        """Reads what a request says of itself: of which group it is, where its inputs are if that is
         not its slot, and its own words. False: refused."""
         try:
             if flags & records.STEP:
                 if self.taken:
                     self.submit()  # the gate is to count those who came before
-                payload = self.bookings.join(work, payload, now)
+                payload = self.groups.join(work, payload, now)
             if flags & records.REGIONS:
                 work.reads, payload = template.reads(payload, self._engine.regions)
         except CarpoolError as error:
@@ -184,7 +185,7 @@ class Calls:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""
         del self._memory
         self.outgoing.clear()
-        self.bookings.end()
+        self.groups.end()
         for call in self._roomless:
             del self._works[call]
         for call in list(self._works):
@@ -328,9 +329,88 @@ def _check_options(
 
 MOST_UNREAD = (4 << 20) + records.MAX_PART_BYTES
 """Unsent bytes above which nothing more is read from that front end. Parts alone never come to that: they
-leave one at a time, while less than `MOST_UNSENT` waits (engine/run/decoupled.py)."""
+leave one at a time, while less than `MOST_UNSENT` waits (engine/run/parts.py)."""
 _AT_ONCE = 16  # records of one front end in one turn of the loop: of eight front ends, three milliseconds
 _MOST_UNHEARD: Final = 8 * _AT_ONCE  # above which no more is read: a burst is not worth two system calls
+
+
+class LinkGroups:
+    """Holds the groups of one front end, by its numbers: requests that are let in together.
+
+    A front end says of each such request which group and which step of it this is (`STEP`), and between the
+    steps how far the group is (`BOOKING`). A group begins with its first request, if the gate lets all of it
+    in. It ends when the front end says so or when its link is gone. What is said of a group that is over, or
+    was refused, is not heard; what can only be a lie costs the link, as everywhere.
+    """
+
+    def __init__(self, opens: Callable[[int], OpensGroups | None], most: int) -> None:
+        self._opens = opens
+        self._most = most
+        self._open: dict[int, tuple[str, Group]] = {}  # and the models' names
+
+    def join(self, work: Work, payload: bytes, now: float) -> bytes:
+        """Takes a request of a group; returns the rest of what it says. Raises why all of the group, or this
+        request, is refused."""
+        if len(payload) < records.STEP_PART.size:
+            raise ProtocolError("a step without a booking")
+        number, key, step = records.STEP_PART.unpack_from(payload)
+        name, group = self._open.get(number) or self._begun(number, key, step, work, now)
+        try:
+            group.asks(step, work, now)
+        except (CarpoolError, ProtocolError):
+            raise
+        except Exception as bug:
+            raise _failed(name, bug) from None
+        return payload[records.STEP_PART.size :]
+
+    def _begun(self, number: int, key: int, step: int, work: Work, now: float) -> tuple[str, Group]:
+        opens = self._opens(key)
+        if opens is not None and len(self._open) >= self._most:
+            raise ProtocolError(f"more than {self._most} bookings")
+        try:
+            group = None if opens is None else opens.opened(step, work, now)
+        except (CarpoolError, ProtocolError):
+            raise
+        except Exception as bug:
+            raise _failed("" if opens is None else opens.name, bug) from None
+        if opens is None or group is None:
+            raise Unavailable("the pipeline was unloaded meanwhile", reason="unloading")
+        found = self._open[number] = opens.name, group
+        return found
+
+    def hear(self, number: int, payload: bytes, now: float) -> None:
+        try:
+            what, step, images = records.BOOKING_NEWS.unpack(payload)
+        except struct.error:
+            raise ProtocolError("a malformed update of a booking") from None
+        if number not in self._open:
+            return
+        name, group = self._open[number]
+        if what == records.REACHES:
+            try:
+                group.reaches(step, images)
+            except ProtocolError:
+                raise
+            except Exception as bug:
+                group.failed = _failed(name, bug)
+        elif what in (records.ANSWERED, records.GIVEN_UP):
+            del self._open[number]
+            group.over(now, answered=what == records.ANSWERED)
+        else:
+            raise ProtocolError(f"an unknown booking action {what}")
+
+    def end(self) -> None:
+        """Ends all groups: the front end is gone, and the routes cancel its requests."""
+        groups, self._open = self._open, {}
+        now = monotonic()
+        for _, group in groups.values():
+            group.over(now, answered=False)
+
+
+def _failed(name: str, bug: Exception) -> CarpoolError:
+    """Returns what is said of a fault of the server: it costs one request, not the link."""
+    _log.exception("pipeline-failed", model=name)
+    return CarpoolError(f"the engine failed on this request of {name}: {type(bug).__name__}")
 
 
 class EngineLink:
@@ -469,7 +549,7 @@ class EngineLink:
         elif kind == records.ASK:
             self._ask(number, payload)
         elif kind == records.BOOKING:
-            self.calls.bookings.hear(number, payload, monotonic())
+            self.calls.groups.hear(number, payload, monotonic())
         elif kind == records.RESET:
             self._templates.clear()
         else:

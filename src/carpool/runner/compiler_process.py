@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from carpool.backends.backend import CompiledSize, Compiles
-from carpool.backends.torch.device_sharing import limit_device_memory
+from carpool.backends.device_memory import limit_device_memory
 from carpool.engine.loading.hosted_model import (
     CompiledInstances,
     Opening,

@@ -27,9 +27,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, CompiledSize, Compiles, SharesDevice
-from carpool.backends.stepper import TextInstance
-from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
-from carpool.engine.generation.text_loading import TextLoading
+from carpool.backends.device_memory import limit_device_memory, room_for_pictures
 from carpool.engine.loading.hosted_model import (
     CompiledInstances,
     LoadOrder,
@@ -43,6 +41,9 @@ from carpool.engine.loading.loading import Loading, Ready, ReportStep
 from carpool.engine.loading.zygote_start import COMPILER, RUNNER, ZYGOTE
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
+from carpool.extensions.text.runner_text import RunnerText
+from carpool.extensions.text.stepper import TextInstance
+from carpool.extensions.text.text_loading import TextLoading
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
@@ -55,7 +56,6 @@ from carpool.process.shared_settings import apply_log_settings
 from carpool.runner import compiler_process
 from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
-from carpool.runner.runner_text import RunnerText
 from carpool.runner.zygote import bring_packages
 from carpool.vision.plans.settings import write as write_vision
 
@@ -269,7 +269,7 @@ class RunnerProcess:
         self._control.send("packages", names=imported_packages())
 
     def _new_loading(self, asked: LoadOrder) -> Loading | TextLoading:
-        if asked.config.generate is not None:
+        if asked.config.asks("text"):
             return TextLoading(asked.config, asked.version)
         return Loading(asked.config, asked.version, self._profiles, turn=self._timing, behind=True)
 

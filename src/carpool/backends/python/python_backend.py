@@ -37,9 +37,10 @@ from carpool.backends.backend import Backend, Placement, Rider, aborted, check_w
 from carpool.backends.python.call_server import CallServer, error_of
 from carpool.backends.python.declarations import read_declarations
 from carpool.backends.python.worker_process import WorkerDied, WorkerProcess, WorkerTimeout
+from carpool.config.completing import complete
 from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
-from carpool.config.rules import complete
+from carpool.config.settings_part import own_tensors
 from carpool.config.triton import config_document, read_completed
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.types import Array
@@ -311,14 +312,8 @@ def _in_words(tensor: TensorConfig) -> dict[str, Any]:
 
 
 def _own(config: ModelConfig, *, inputs: bool) -> list[dict[str, Any]]:
-    """Returns what the server gives a model with sequences, and keeps of it, beside what its clients do."""
-    if config.sequences is None:
-        return []
-    states = [
-        TensorConfig(s.input if inputs else s.output, s.datatype, s.dims) for s in config.sequences.states
-    ]
-    controls = [TensorConfig(control.name, control.datatype, (1,)) for control in config.sequences.controls]
-    return [_in_words(tensor) for tensor in (controls if inputs else []) + states]
+    """Returns the tensors that the server fills in and keeps, which clients neither send nor get."""
+    return [_in_words(one) for own in own_tensors(config) for one in (own.inputs if inputs else own.outputs)]
 
 
 # ---- models for Triton's Python backend

@@ -8,12 +8,13 @@ import logging
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from carpool.backends.backend import Backend, Placement
-from carpool.backends.stepper import ModelPart, Stepper, with_tensors
-from carpool.config.model import GenerateSettings, InstanceKind, ModelConfig, ModelSignature, PoolSettings
+from carpool.backends.backend import Backend, FillPictures, Finish, Placement
+from carpool.config.completing import complete
+from carpool.config.model import InstanceKind, ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
-from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
+from carpool.extensions.text.settings import PoolSettings, text_settings
+from carpool.extensions.text.stepper import ModelPart, Stepper, with_tensors
 
 _log = logging.getLogger(__name__)
 Pool = TypeVar("Pool", bound=PoolSettings)
@@ -55,7 +56,8 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """Does the same as `describe`, for a model that writes."""
     home = _home(config, "text_network")
     network, device = home.read_network(config, version.file), _device(config, config.pytorch.device)
-    told = replace(config.generate or GenerateSettings(), max_tokens=home.longest_answer(config, network))
+    text = text_settings(config)
+    told = replace(text.generate, max_tokens=home.longest_answer(config, network))
     settled = replace(config.pytorch, device=device, graphs=device != "cpu", channels_last=False)
     pictures = network.pictures
 
@@ -64,13 +66,33 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
             return pool
         return replace(pool, device=_device(config, pool.device, key))
 
-    encoder, decoder = placed(config.encoder, "encoder.device"), placed(config.decoder, "decoder.device")
-    config = replace(config, generate=told, pytorch=settled, encoder=encoder, decoder=decoder)
+    encoder, decoder = placed(text.encoder, "encoder.device"), placed(text.decoder, "decoder.device")
+    text = replace(text, generate=told, encoder=encoder, decoder=decoder)
+    config = replace(config, pytorch=settled, extra={**config.extra, "text": text})
     return with_tensors(config, pictures.dims, pictures.image)
 
 
 def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: ModelPart) -> Stepper:
     return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement, part))
+
+
+def fill_pictures(device: Any, *how: Any) -> FillPictures:
+    """Returns what decodes pictures on this device; `how` is the rest of what a `DevicePictures` takes."""
+    pictures = importlib.import_module("carpool.backends.torch.torch_pictures")  # with torch, which is loaded
+    return cast(FillPictures, pictures.DevicePictures(device, *how))
+
+
+def kept_boxes(*form: Any) -> Finish:
+    """Returns what finds the boxes to keep on the device; `form` are the fields of a `BoxForm`."""
+    pictures = importlib.import_module("carpool.backends.torch.torch_pictures")  # with torch, which is loaded
+    return cast(Finish, pictures.KeptBoxes(pictures.BoxForm(*form)))
+
+
+def decodes_pictures() -> bool:
+    """Returns whether the GPU's chip decodes; asked only for a model that has loaded torch."""
+    pictures = importlib.import_module("carpool.backends.torch.torch_pictures")
+    torch = importlib.import_module("torch")
+    return bool(pictures.can_decode(torch.device("cuda")))
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from carpool.backends.stepper import PICTURE
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
 from carpool.backends.torch.line_reader import LineReader
 from carpool.backends.torch.torch_decoder import DecoderForm, Weights
 from carpool.backends.torch.torch_files import in_one_line
-from carpool.config.model import DYNAMIC, GenerateSettings, ImageSettings, ModelConfig
+from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
 from carpool.config.rules import read_bytes
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError
+from carpool.extensions.text.settings import GenerateSettings, text_settings
+from carpool.extensions.text.stepper import PICTURE
 from carpool.types import Array
 
 _SCALE = ".scale"
@@ -257,7 +258,7 @@ def _bytes_of_characters() -> dict[str, int]:
 
 
 def read_network(config: ModelConfig, file: Path) -> TextNetwork:
-    family = (config.generate or GenerateSettings()).family
+    family = text_settings(config).generate.family
     try:
         if family == "trocr" or (family is None and (file.parent / "config.json").is_file()):
             return read_trocr(file.parent)
@@ -271,7 +272,7 @@ def read_network(config: ModelConfig, file: Path) -> TextNetwork:
 def longest_answer(config: ModelConfig, network: TextNetwork) -> int:
     """Returns what the settings allow; a ConfigError where they ask for more than the model has positions
     for."""
-    asked = (config.generate or GenerateSettings()).max_tokens
+    asked = text_settings(config).generate.max_tokens
     if asked > network.longest and asked != GenerateSettings().max_tokens:
         raise ConfigError(
             f"{config.name}: generate.max_tokens is {asked}, and the model can write {network.longest}"

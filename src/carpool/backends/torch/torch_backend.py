@@ -25,7 +25,7 @@ from carpool.backends.backend import (
     aborted,
     check_wanted,
 )
-from carpool.backends.torch.device_sharing import in_words, ledger_of
+from carpool.backends.device_memory import in_words, ledger_of
 from carpool.backends.torch.torch_device import CudaDevice, Device, as_tensor, is_out_of_memory, lies_well
 from carpool.backends.torch.torch_files import in_one_line
 from carpool.backends.torch.torch_programs import Answers, Inputs, Part, Programs

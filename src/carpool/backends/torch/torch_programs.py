@@ -21,7 +21,7 @@ import torch
 
 from carpool.backends.agreement import how_far
 from carpool.backends.backend import CompiledSize, Placement
-from carpool.backends.torch.device_sharing import MemoryLedger, in_words
+from carpool.backends.device_memory import MemoryLedger, in_words
 from carpool.backends.torch.torch_device import (
     PRECISIONS,
     Device,

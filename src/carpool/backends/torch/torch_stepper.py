@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import ModelPart
-from carpool.backends.torch.device_sharing import in_words, ledger_of
+from carpool.backends.device_memory import in_words, ledger_of
 from carpool.backends.torch.text_network import TextNetwork, read_network
 from carpool.backends.torch.torch_decoder import TorchDecoder, sizes
 from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device, Program, is_out_of_memory
 from carpool.backends.torch.torch_files import in_one_line
-from carpool.config.model import GenerateSettings, ModelConfig
+from carpool.config.model import ModelConfig
 from carpool.errors import CarpoolError, ModelError
+from carpool.extensions.text.settings import text_settings
+from carpool.extensions.text.stepper import ModelPart
 from carpool.types import Array
 
 _SLOTS, _SLOTS_ON_CPU = 64, 8
@@ -193,7 +194,7 @@ class TorchStepper:
 
 def load(config: ModelConfig, file: Path, placement: Placement, part: ModelPart) -> TorchStepper:
     """`config` is settled: see `pytorch.describe_text`."""
-    told = config.generate or GenerateSettings()
+    told = text_settings(config).generate
     gpu = placement.gpu
     if gpu is None and config.pytorch.device.startswith("cuda"):
         gpu = int(config.pytorch.device.partition(":")[2] or 0)

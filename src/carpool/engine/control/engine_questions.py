@@ -17,23 +17,16 @@ from time import monotonic
 from typing import Any
 
 from carpool.config.server import ServerSettings
-from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
-from carpool.core.objectives import Knobs, Promise
-from carpool.core.scheduler import Scheduler
 from carpool.core.shares import OF_THE_REST
 from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.loading.candidate import remove_abandoned
-from carpool.engine.models.batch_runtime import BatchRuntime
-from carpool.engine.models.served import Served
-from carpool.engine.models.text_runtime import TextRuntime
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
+from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file, region_key
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
-from carpool.observe.statistics import RECENT_S, RecentBatches
 from carpool.registry.remote_repository import Remotes
 
 MAX_REGIONS = 1024
@@ -56,7 +49,7 @@ class MemoryRegistry:
         # An engine that follows this one must not use the same numbers: front ends know regions by them.
         self._numbers = count(time.monotonic_ns())
         if allowed:
-            host.extra["extensions"] = (*host.extra.get("extensions", ()), EXTENSION)
+            host.fields["extensions"] = (*host.fields.get("extensions", ()), EXTENSION)
         host.on_question("register-memory", self.register)
         host.on_question("unregister-memory", self.unregister)
 
@@ -100,7 +93,7 @@ class MemoryRegistry:
         return {}
 
     def _publish(self) -> None:
-        self._host.extra["regions"] = dict(self._regions)
+        self._host.fields["regions"] = dict(self._regions)
         self._host.publish()
 
 
@@ -145,132 +138,13 @@ def _size(arguments: Mapping[str, Any], field: str) -> int:
 
 
 def answer_profile_questions(host: EngineHost) -> None:
-    """The question `profile`: {"name": …, "version": …} → the document below."""
+    """The question `profile`: {"name": …, "version": …} → `Runtime.document`."""
 
     async def answer(arguments: Mapping[str, Any]) -> Any:
         name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
-        return profile_document(host.engine.find(name, version), monotonic())
+        return host.engine.find(name, version).runtime.document(monotonic())
 
     host.on_question("profile", answer)
-
-
-def answer_cache_questions(host: EngineHost) -> None:
-    """The question `clear-cache`: {"name": …} has all front ends drop what they keep of a model's answers."""
-    cleared: dict[str, int] = {}
-
-    async def clear(arguments: Mapping[str, Any]) -> Any:
-        name = str(arguments.get("name", ""))
-        cleared[name] = cleared.get(name, 0) + 1
-        host.extra["cleared"] = dict(cleared)
-        host.publish()
-        log.info("cache-cleared", model=name[:_LONGEST_SHOWN])
-        return {}
-
-    host.on_question("clear-cache", clear)
-
-
-def profile_document(served: Served, now: float) -> dict[str, Any]:
-    """Returns what is known of a model's times, in ms. `points` were measured at loading; `believed` is what
-    batches are planned with now."""
-    runtime = served.runtime
-    if isinstance(runtime, TextRuntime):
-        return runtime.document()
-    if not isinstance(runtime, BatchRuntime):
-        raise NotFound(f"{served.name} is an ensemble: each of its steps has its own profile")
-    profile, scheduler = served.profile, runtime.driver.scheduler
-    policy = served.config.policy
-    measured = () if profile is None else profile.points
-    return {
-        "name": served.name,
-        "version": served.version,
-        "mode": served.config.mode.value,
-        "max_batch": max(1, served.signature.max_batch),
-        "points": [
-            {"size": p.size, "ms": p.seconds * 1e3, "spread": p.spread, "runs": p.runs} for p in measured
-        ],
-        "measured_at": None if profile is None else profile.measured_at or None,
-        "provisional": None if profile is None else profile.provisional or None,
-        "instances": len(scheduler.instances) // runtime.seats,
-        "threads": None if profile is None else profile.layout.threads,
-        "memory_bytes": None if profile is None else profile.memory.service or None,
-        "fit": _fit(scheduler.drift.profile),
-        "curve": [[size, seconds * 1e3] for size, seconds in scheduler.belief.runs.points],
-        "believed": _believed(scheduler),
-        "speed": {
-            "factor": scheduler.drift.factor,
-            "told": scheduler.drift.told,
-            "relearned": scheduler.belief.runs is not scheduler.drift.profile,
-            "handover_ms": scheduler.belief.handover.counted * 1e3,
-            "instances": [
-                [i.speed.mean, i.speed.cautious] for i in list(scheduler.instances)[:: runtime.seats]
-            ],
-        },
-        "promise": _promise(scheduler.curve, policy, len(scheduler.instances)),
-        "knobs": _knobs(policy),
-        "recent": _recent(served.counters.recent, now),
-        "choices": list(served.choices),
-    }
-
-
-def _fit(curve: BatchCurve) -> dict[str, Any]:
-    shape = shape_of(curve.points)
-    return {
-        "fixed_ms": shape.fixed * 1e3,
-        "per_image_ms": shape.per_image * 1e3,
-        "residuals": [list(residual) for residual in shape.residuals],
-        "knee": shape.knee,
-        "line_from": shape.line_from,
-        "line_until": shape.line_until,
-    }
-
-
-def _believed(scheduler: Scheduler) -> list[list[float]]:
-    """The curve at the speed that the instances have now: its corners, padded sizes at their cost."""
-    curve = scheduler.curve
-    available = sum(instance.available for instance in scheduler.instances) or len(scheduler.instances)
-    slower = available / scheduler.instances.pace
-    sizes = {1, curve.max_batch, *(size for size, _ in curve.points)}
-    for bucket in curve.buckets:
-        sizes |= {bucket, bucket + 1}
-    return [[size, curve.times[size] * slower * 1e3] for size in sorted(sizes) if size <= curve.max_batch]
-
-
-def _promise(curve: BatchCurve, policy: object, instances: int) -> dict[str, Any] | None:
-    if not isinstance(policy, Promise):
-        return None
-    return {
-        "slo_ms": policy.slo * 1e3,
-        "largest_batch": max(1, min(policy.max_batch, curve.fits(policy.slo))),
-        "promised_batch": promised_batch(curve, policy.slo),
-        "capacity_rps": slo_capacity(curve, policy.slo, instances),
-    }
-
-
-def _knobs(policy: object) -> dict[str, Any] | None:
-    if not isinstance(policy, Knobs):
-        return None
-    return {
-        "max_batch": policy.max_batch,
-        "preferred": list(policy.preferred),
-        "max_delay_ms": policy.max_delay * 1e3,
-        "priority_levels": policy.priority_levels,
-        "preserve_ordering": policy.preserve_ordering,
-        "max_queue_size": policy.limits.max_size,
-        "timeout_ms": policy.limits.timeout * 1e3,
-    }
-
-
-def _recent(batches: RecentBatches, now: float) -> dict[str, Any]:
-    """Returns the operating point: the mean batch of the last seconds, and what it took."""
-    sizes = batches.sizes(now)
-    count = sum(size.batches for size in sizes)
-    return {
-        "seconds": RECENT_S,
-        "batches": count,
-        "mean_batch": sum(s.images * s.batches for s in sizes) / count if count else None,
-        "mean_ms": sum(s.seconds * s.batches for s in sizes) / count * 1e3 if count else None,
-        "sizes": [[s.images, s.batches, s.seconds * 1e3] for s in sizes],
-    }
 
 
 log = logger("engine")
@@ -308,7 +182,7 @@ class ControlDesk:
         host.on_question("demand", self._demand)
         host.on_stop(self.close)
         if self._mode == "explicit":
-            host.extra["extensions"] = (*host.extra.get("extensions", ()), UNLOAD_EXTENSION)
+            host.fields["extensions"] = (*host.fields.get("extensions", ()), UNLOAD_EXTENSION)
 
     async def open(self, progress: StartProgress) -> None:
         """Load what is to be there from the start; whoever waits for this then says that the server is ready.
@@ -335,9 +209,9 @@ class ControlDesk:
         )
         if self._engine.control.closed:
             raise Unavailable("the server is stopping", reason="stopping")
-        self._host.extra.pop("loading", None)
+        self._host.fields.pop("loading", None)
         if self._on_demand is not None:
-            self._host.extra["on_demand"] = dict(self._on_demand.tasks)
+            self._host.fields["on_demand"] = dict(self._on_demand.tasks)
             failed = {}  # who asks for them hears why
         if failed and settings.needs_models and not self._engine.served:
             await self._engine.stop(0.0)
@@ -370,7 +244,7 @@ class ControlDesk:
 
         def take_down(step: LoadingStep) -> None:
             nonlocal planned
-            self._host.extra["loading"] = str(step)
+            self._host.fields["loading"] = str(step)
             planned = planned or loop.call_later(_TOLD_EVERY_S, publish)
 
         def publish() -> None:

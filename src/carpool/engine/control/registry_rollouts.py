@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import NamedTuple
 
-from carpool.config.rollout_settings import RolloutSettings
 from carpool.engine.control.registry_watch import RegistryWatch
 from carpool.engine.control.rollouts import Rollouts
 from carpool.engine.models.served import Served
 from carpool.errors import Unavailable
+from carpool.extensions.rollout.settings import RolloutSettings, rollout_settings
 from carpool.observe.logs import logger
 from carpool.registry.source import NotReady, Pin
 from carpool.rollout.rollout_file import Record
@@ -70,7 +70,7 @@ class RegistryRollouts:
             if stable is None and under_way in (pin.version for pin in state.pins):
                 return  # it is told again when that is over
             self._end(model, f"{target.address} points to version {target.version}", target.version)
-        if stable is not None and next(iter(serving.values())).config.rollout is None:
+        if stable is not None and rollout_settings(next(iter(serving.values())).config) is None:
             await self._swap(model, stable.version)
             target = candidate
         if target is not None:
@@ -124,7 +124,7 @@ class RegistryRollouts:
             raise NotReady(f"version {stable} of {model} is not loaded: version {pin.version} waits")
         if (held := self._rollouts.held(model)) is not None:
             raise NotReady(held.why)
-        plan = next(iter(serving.values())).config.rollout or RolloutSettings()
+        plan = rollout_settings(next(iter(serving.values())).config) or RolloutSettings()
         why = f"{pin.address} points to it"
         try:
             await self._rollouts.start(model, plan, str(stable), str(pin.version), why)

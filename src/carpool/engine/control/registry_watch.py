@@ -13,7 +13,7 @@ from time import monotonic as now
 from typing import TYPE_CHECKING, Protocol
 
 from carpool.errors import CarpoolError
-from carpool.observe.columns import REGISTRY_MOVES, REGISTRY_SEEN, REGISTRY_UP
+from carpool.observe.columns import single
 from carpool.observe.logs import logger
 from carpool.registry.followed_model import (
     NOTHING,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _FIRST_S, _LONGEST_S = 1.0, 60.0  # between two tries of a registry that is down
 _BAD_S = 600.0  # before what cannot be taken is fetched again: somebody may have made room
 _FOLDERS_S = 30.0  # models may come that follow one
+_MOVES, _REACHED, _SEEN = (single("registry", name) for name in ("moves", "up", "heard"))
 _DOWN, _UP = 1.0, 2.0  # 0: no model follows a registry
 
 log = logger("registry")
@@ -223,11 +224,11 @@ class RegistryWatch:
         """Counters belong to versions: the one that serves now goes on from the count of the one before."""
         for served in self._engine.served.values():
             if served.name == model:
-                served.counters.row.set(REGISTRY_MOVES, moves)
+                served.counters.row.set(_MOVES, moves)
 
     def moves(self, model: str) -> float:
         table = self._engine.table
-        return max((row.cells[REGISTRY_MOVES] for row in table.models() if row.model == model), default=0.0)
+        return max((row.cells[_MOVES] for row in table.models() if row.model == model), default=0.0)
 
     def serving(self, model: str) -> Mapping[int, Served]:
         known = self._engine.control.known(model)
@@ -294,8 +295,8 @@ class RegistryWatch:
             return
         server = self._engine.block.server
         watched.failures, watched.down, watched.due = 0, False, now() + model.settings.poll_s
-        server.set(REGISTRY_SEEN, now())
-        server.set(REGISTRY_UP, _DOWN if any(one.down for one in self._watched.values()) else _UP)
+        server.set(_SEEN, now())
+        server.set(_REACHED, _DOWN if any(one.down for one in self._watched.values()) else _UP)
         self._warn(watched, f"{', '.join(model.missing)} is gone" if model.missing else "")
         for what, tell in list(watched.untold.items()):
             await self._tell(watched, what, tell)
@@ -315,7 +316,7 @@ class RegistryWatch:
         wait = min(max(_FIRST_S * 2.0 ** min(watched.failures - 1, 10), later or 0.0), _LONGEST_S)
         watched.due = now() + wait * random.uniform(0.75, 1.25)
         if watched.down:
-            self._engine.block.server.set(REGISTRY_UP, _DOWN)
+            self._engine.block.server.set(_REACHED, _DOWN)
         self._warn(watched, error.message)
 
     def _warn(self, watched: _FollowedState, message: str) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 from carpool.config.fingerprint import content_digest
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.config.repository import version_folders
-from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.curve import slo_capacity
 from carpool.core.objectives import Promise
 from carpool.engine.fleet.control import ModelState
 from carpool.engine.models.served import Served
 from carpool.errors import ConfigError
-from carpool.link.door import RolloutSplit
+from carpool.extensions.rollout import counted
+from carpool.extensions.rollout.settings import RolloutSettings, rollout_settings
+from carpool.extensions.rollout.split import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table
 from carpool.observe.process_tree import anonymous_bytes, family
@@ -52,17 +53,17 @@ def pinned(
     if rollout is None:
         if held is not None and held.serving and int(held.serving) in present:
             wanted = (int(held.serving),)
-        elif config.rollout is not None and config.registry is None:
+        elif "rollout" in config.extra and "registry" not in config.extra:
             there = [version for version in serving if version in present]  # what serves goes on
             wanted = tuple(filter(None, (max(there, default=None) or first_pair(config, present)[0],)))
-    elif config.registry is not None or not swapped_in(config, rollout, by_hand, present, sent_back):
-        if config.registry is None and int(rollout.serving) not in present:
+    elif "registry" in config.extra or not swapped_in(config, rollout, by_hand, present, sent_back):
+        if "registry" not in config.extra and int(rollout.serving) not in present:
             return _without_serving(config, rollout, {*present} - {*sent_back}, serving)
         versions = [int(version) for version in rollout.wanted if int(version) in present]
         wanted = tuple(versions[:1] if versions and versions[0] not in serving else versions)
     if not wanted:
-        chosen = config.rollout is None or config.registry is not None  # by its policy, or by the registry
-        return config if chosen else replace(config, versions=LatestVersions())
+        by_policy = "rollout" not in config.extra or "registry" in config.extra
+        return config if by_policy else replace(config, versions=LatestVersions())
     return replace(config, versions=SpecificVersions(tuple(sorted(wanted))))
 
 
@@ -77,7 +78,7 @@ def swapped_in(
     by hand and is over, the settings ask for none, and nobody has sent back what came since."""
     newest = max(versions, default=0)
     known = rollout.over and newest > int(rollout.candidate) and newest not in sent_back
-    return known and by_hand and config.rollout is None
+    return known and by_hand and "rollout" not in config.extra
 
 
 def _without_serving(
@@ -102,8 +103,9 @@ def _without_serving(
 def first_pair(config: ModelConfig, present: Collection[int]) -> tuple[int | None, int | None]:
     """Stable and candidate of a model that nothing is known of: the candidate is the one that is named, or
     the newest, and stable the newest besides it."""
-    assert config.rollout is not None
-    candidate = config.rollout.candidate or max(present, default=None)
+    settings = rollout_settings(config)
+    assert settings is not None
+    candidate = settings.candidate or max(present, default=None)
     others = [number for number in present if number != candidate]
     older = [number for number in others if candidate is None or number < candidate]
     stable = max(older or others, default=None)
@@ -123,7 +125,7 @@ def not_for_two(model: ModelState | None) -> str:
     """Returns why requests of this model cannot be divided between two versions, or sent to both. Empty: they
     can."""
     for served in () if model is None else model.serving.values():
-        if served.config.sequences is not None:
+        if served.config.asks("sequences"):
             return "it takes sequences, whose requests cannot go to two versions"
         if served.writes:
             return "it writes token by token, and such responses are not compared"
@@ -271,10 +273,10 @@ def resident_gb() -> float:
 def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[GuardResult]) -> None:
     """Writes what the metrics page says of a candidate."""
     traffic = rollout.traffic(plan)
-    for word, column in columns.ROLLOUT_STATE.items():
+    for word, column in counted.STATE.items():
         row.set(column, float(word == rollout.state))
-    row.set(columns.ROLLOUT_SHARE["answers"], traffic.share)
-    row.set(columns.ROLLOUT_SHARE["shadow"], traffic.mirrored)
+    row.set(counted.SHARE["answers"], traffic.share)
+    row.set(counted.SHARE["shadow"], traffic.mirrored)
     for guard in guards:
-        row.set(columns.BOUND[guard.name, "low"], guard.low)
-        row.set(columns.BOUND[guard.name, "high"], guard.high if isfinite(guard.high) else -1.0)
+        row.set(counted.BOUND[f"{guard.name},low"], guard.low)
+        row.set(counted.BOUND[f"{guard.name},high"], guard.high if isfinite(guard.high) else -1.0)

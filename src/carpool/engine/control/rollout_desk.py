@@ -14,8 +14,6 @@ from time import monotonic
 from typing import Any
 
 from carpool.config.repository import version_folders
-from carpool.config.rollout_settings import RolloutSettings
-from carpool.config.rollout_table import as_document, plan_of
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.engine.control.rollout_checks import not_for_two, status_document
@@ -23,7 +21,9 @@ from carpool.engine.control.rollouts import Rollouts
 from carpool.engine.control.watched_rollout import WatchedRollout
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, WrongState
-from carpool.observe import columns
+from carpool.extensions.rollout.counted import FEEDBACK, SKIPPED
+from carpool.extensions.rollout.settings import RolloutSettings, rollout_settings
+from carpool.extensions.rollout.settings_reader import as_document, plan_of
 from carpool.observe.logs import logger
 from carpool.rollout.disagreements import Disagreements
 from carpool.rollout.rollout_guards import comparisons_needed, count_of
@@ -110,7 +110,9 @@ class RolloutDesk:
         if model is None or home is None or not model.serving:
             raise WrongState(f"'{name[:80]}' is not served from a folder of versions: load it first")
         present = await asyncio.to_thread(version_folders, home)
-        plan, by_hand = self._plan(next(iter(model.serving.values())).config.rollout, arguments.get("plan"))
+        plan, by_hand = self._plan(
+            rollout_settings(next(iter(model.serving.values())).config), arguments.get("plan")
+        )
         asked = arguments.get("version")
         candidate = plan.candidate or max(present, default=0)
         if asked is not None:
@@ -227,7 +229,7 @@ class RolloutDesk:
         counts.fallbacks += count_of(seen, "fallbacks")
         counts.seen += count_of(seen, "seen")
         for why in seen["skipped"]:
-            if why in columns.SKIPPED:
+            if why in SKIPPED:
                 counts.skipped[why] = counts.skipped.get(why, 0) + count_of(seen["skipped"], why)
         for source, differs in seen["comparisons"]:
             last = sources.pop(source, None) if source else None
@@ -326,7 +328,7 @@ class RolloutDesk:
             self._judged.popitem(last=False)
         row = self._engine.fleet.row_of(name, version)
         if row is not None:
-            row.add(columns.FEEDBACK[verdict])
+            row.add(FEEDBACK[verdict])
         if verdict != "right":
             side.complaints += 1
             self.rollouts.decide(watched)

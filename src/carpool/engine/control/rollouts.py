@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ from typing import Any
 from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
 from carpool.config.repository import version_folders
-from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.server import ServerSettings
 from carpool.engine.control.labelled_check import LabelledCheck
 from carpool.engine.control.rollout_checks import (
@@ -44,8 +43,9 @@ from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.engine.fleet.control import LoadListener, ModelState
 from carpool.engine.loading.candidate import Pin, fingerprint_of
 from carpool.errors import CarpoolError, Unavailable, WrongState
-from carpool.link.door import RolloutSplit
-from carpool.observe import columns
+from carpool.extensions.rollout.counted import ROLLBACKS
+from carpool.extensions.rollout.settings import RolloutSettings, rollout_settings
+from carpool.extensions.rollout.split import RolloutSplit
 from carpool.observe.logs import logger
 from carpool.rollout.capacity import MinuteRates, carries
 from carpool.rollout.rollout_file import Record, file_for, of_the_first, read_record, set_aside
@@ -245,13 +245,13 @@ class Rollouts(LoadListener):
         present = await asyncio.to_thread(version_folders, home)
         stable = max(model.serving, default=0) if watched is None else int(watched.record.rollout.stable)
         config = next((served.config for served in model.serving.values()), None)
-        if config is None or config.registry is not None or name in self._held:
+        if config is None or "registry" in config.extra or name in self._held:
             return  # what follows a registry is rolled out when an alias moves
         gone = stable not in model.serving and stable not in present  # and another had to serve
         if gone or (watched is not None and _swapped(watched.record, config, model)):
             stable = max(model.serving)
             self.take(name, stable)
-        plan = config.rollout
+        plan = rollout_settings(config)
         if plan is None or stable not in model.serving:
             return
         if watched is None:
@@ -453,7 +453,7 @@ class Rollouts(LoadListener):
             if verdict.breach:
                 record.rollbacks[verdict.guard] = record.rollbacks.get(verdict.guard, 0) + 1
                 if (row := self._engine.fleet.row_of(record.model, rollout.candidate)) is not None:
-                    row.add(columns.ROLLBACKS[verdict.guard])
+                    row.add(ROLLBACKS[verdict.guard])
             self.change(watched, after)
 
     def change(self, watched: WatchedRollout, after: Rollout, *, told: bool = False) -> None:
@@ -520,7 +520,7 @@ class Rollouts(LoadListener):
     def publish(self) -> None:
         known = [watched for watched in self._models.values() if watched is not None]
         routes = {watched.record.model: self.route(watched) for watched in known}
-        self._host.extra["routes"] = {name: route for name, route in routes.items() if route is not None}
+        self._say(routes={name: route._asdict() for name, route in routes.items() if route is not None})
         for watched in known:
             self._show(watched)
         self._tell_states()
@@ -539,7 +539,11 @@ class Rollouts(LoadListener):
         """Reports the states with the next catalogue, for the console."""
         known = [self.find(name) for name in self._models]
         records = [watched.record for watched in known if watched is not None]
-        self._host.extra["rollouts"] = {record.model: str(record.rollout.state) for record in records}
+        self._say(states={record.model: str(record.rollout.state) for record in records})
+
+    def _say(self, **changed: Mapping[str, object]) -> None:
+        """Has the next catalogue say this of rollouts."""
+        self._host.extra["rollout"] = {**self._host.extra.get("rollout", {}), **changed}
 
     # ---- time -------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, find_places
 from carpool.config.usable_cores import usable_cores
-from carpool.engine.fleet.ensemble_steps import EnsembleSteps
 from carpool.engine.fleet.fleet import Fleet
+from carpool.engine.fleet.needed_models import NeededModels
 from carpool.engine.loading.candidate import (
     Candidate,
     Override,
@@ -164,7 +164,7 @@ class ModelControl:
         self.stops = False
         self._loads_under_way: dict[str, asyncio.Task[None]] = {}  # by model: what loads it now
         self._on_demand = on_demand  # what is not loaded will be, when somebody asks
-        self.steps = EnsembleSteps(self)
+        self.steps = NeededModels(self)
 
     # ---- what is there ----------------------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class ModelControl:
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]
         for served in kept.values():
             config = found.source.config
-            served.config = replace(served.config, versions=config.versions, rollout=config.rollout)
+            served.config = replace(served.config, versions=config.versions, extra=config.extra)
         model.loading = ()
         model.now_serves({**kept, **{int(served.version): served for served in new}})
         self._fleet.swap(new, going)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.candidate import Upload
 from carpool.engine.models.batch_runtime import BatchRuntime
-from carpool.engine.models.compile_behind import CompileBehind, compiles_behind
-from carpool.engine.models.ensemble_runtime import EnsembleRuntime
-from carpool.engine.models.pipeline_runtime import PipelineRuntime
-from carpool.engine.models.runtime import Callers, EngineParts, Gate, Runtime
-from carpool.engine.models.second_look import SecondLook, wants_second_look
+from carpool.engine.models.runtime import Callers, EngineParts, Gate, ModelProcess, Runtime
 from carpool.engine.models.served import Served
-from carpool.engine.models.text_runtime import TextRuntime
+from carpool.engine.models.serving_part import runtime_for, work_beside
 from carpool.engine.profile.instance_layout import Devices
+from carpool.engine.profile.measuring_turn import MeasuringTurn
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import Spare
 from carpool.engine.run.batch import Route
@@ -30,10 +25,6 @@ from carpool.observe import columns
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 from carpool.observe.statistics import VersionCounters
-
-if TYPE_CHECKING:
-    from carpool.engine.loading.runner_client import Runner
-
 
 log = logger("engine")
 
@@ -68,14 +59,15 @@ class Fleet:
         block: Block,
         publisher: Publisher,
         profiles: ProfileStore | None,
-        host: Runner | None,
+        host: ModelProcess | None,
         callers: Callers,
     ) -> None:
         self._table = table
         self._block = block
         self._publisher = publisher
         self.publish, self.memory = publisher.publish, publisher.memory
-        self._parts = EngineParts(Devices(), threading.Lock(), profiles, host, callers, publisher.publish)
+        given = Devices(), MeasuringTurn(), profiles, host, callers
+        self._parts = EngineParts(*given, self, publisher.publish)
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.routes: dict[int, Route] = {}  # of both
@@ -94,13 +86,15 @@ class Fleet:
         counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
         counters = VersionCounters(slot, self._block.row(slot), self._block.server)
-        make: Callable[[Served], Runtime]
-        if config.needs:
-            make = partial(EnsembleRuntime if config.pipeline is None else PipelineRuntime, models=self)
-        else:
-            kind = BatchRuntime if config.generate is None else TextRuntime
-            make = partial(kind, version=version, parts=self._parts)
-        served = Served(config, str(version.number), counters, make, identity=identity, upload=upload)
+        make = runtime_for(config, BatchRuntime)
+        served = Served(
+            config,
+            str(version.number),
+            counters,
+            lambda served: make(served, version, self._parts),
+            identity=identity,
+            upload=upload,
+        )
         if upload is not None:
             upload.join()
         self._loading.add(served)
@@ -141,17 +135,12 @@ class Fleet:
             served.offer(self._publisher.gate(self._keys))
             self.offered[self._keys] = served
             self.routes[self._keys] = served.runtime.route()
-            runtime = served.runtime
-            if isinstance(runtime, BatchRuntime):
-                runtime.note_ready()
-            if isinstance(runtime, BatchRuntime) and compiles_behind(served):
-                self._work_behind(served, CompileBehind(runtime).run())
-            elif isinstance(runtime, BatchRuntime) and wants_second_look(served):
-                self._work_behind(served, SecondLook(runtime).run())
+            if (work := work_beside(served)) is not None:
+                self._work_beside(served, work)
         self._rebind()
         self.publish()
 
-    def _work_behind(self, served: Served, work: Coroutine[Any, Any, None]) -> None:
+    def _work_beside(self, served: Served, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._looks[served] = task
         task.add_done_callback(lambda _: self._looks.pop(served, None))
@@ -163,12 +152,11 @@ class Fleet:
 
     def _rebind(self) -> None:
         self.newest = newest(self.offered, self.preferred)
-        for ensemble in self._ensembles():
-            ensemble.rebind()
+        for runtime in self._runtimes():
+            runtime.rebind()
 
-    def _ensembles(self) -> list[EnsembleRuntime]:
-        everything = (*self.offered.values(), *self.leaving.values())
-        return [one.runtime for one in everything if isinstance(one.runtime, EnsembleRuntime)]
+    def _runtimes(self) -> list[Runtime]:
+        return [one.runtime for one in (*self.offered.values(), *self.leaving.values())]
 
     def find(self, name: str, version: int | str = -1) -> tuple[int, Served, Route] | None:
         """Returns what answers requests for this version now; -1 is the newest. With its key and its
@@ -190,7 +178,7 @@ class Fleet:
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._publisher.everyone_saw(), _SEEN_WITHIN_S)
-        while any(one.holds(served) for one in self._ensembles()):  # somebody is on its way there
+        while any(one.holds(served) for one in self._runtimes()):  # somebody is on its way there
             await asyncio.sleep(_LOOK_S)
         await served.retire()
         del self.leaving[key], self.routes[key]
@@ -225,8 +213,7 @@ class Fleet:
         if not there:
             self.keep_row(served.name, None)
         if served.version not in there and self._kept_rows.get(served.name) != served.version:
-            steps = () if served.config.pipeline is None else served.config.pipeline.steps
-            for version in (served.version, *(f"{served.version}\0{step.name}" for step in steps)):
+            for version in (served.version, *(f"{served.version}\0{row}" for row in served.runtime.rows)):
                 self._table.directory.retire(served.name, version)
 
     async def stop(self, timeout: float) -> None:

@@ -12,10 +12,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from carpool.core.job import INFINITY, RUNNING
-from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, Unavailable, without_stack
 from carpool.types import Array
@@ -220,10 +219,9 @@ def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
     held where one of its steps is that is under way.
     """
-    run = work.route.open.get(work) if isinstance(work.route, EnsembleRoute) else None
-    if run is not None:
-        steps = run.under_way.items()
-        return any(_is_held(step, cast("Served", bound.served), stuck) for step, bound in steps)
+    steps = target.runtime.asked_for(work)
+    if steps is not None:
+        return any(_is_held(step, served, stuck) for step, served in steps)
     if target.scheduler is None:
         return False
     calling = {caller.index for caller in stuck if caller.served is target}

@@ -20,6 +20,7 @@ from carpool.backends.agreement import how_far
 from carpool.backends.backend import AnswersEach, Backend, Gathers
 from carpool.config.model import DEFAULT_MAX_BATCH, ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.config.settings_part import remembers
 from carpool.engine.profile.model_profile import BatchProof
 from carpool.errors import CarpoolError
 from carpool.types import Array, Datatype, Signature, TensorSpec
@@ -77,11 +78,10 @@ def asks_for_batches(given: ModelConfig, whole: ModelConfig, version: ModelVersi
 
 def must_be_proven(backend: Backend, config: ModelConfig, *, declared: bool) -> bool:
     """Returns whether rows are stacked for it that others than its author stack. A model that is handed
-    requests answers each by itself; Python code says with max_batch that it takes batches; one that keeps the
-    states of sequences itself cannot be asked twice; a fake one answers nothing."""
-    keeps_state = config.sequences is not None and not config.sequences.states
+    requests answers each by itself; Python code says with max_batch that it takes batches; one that remembers
+    requests cannot be asked twice; a fake one answers nothing."""
     own = config.decoupled or config.backend == "fake" or (config.backend == "python" and declared)
-    return (config.max_batch or 0) > 1 and not (isinstance(backend, AnswersEach) or own or keeps_state)
+    return (config.max_batch or 0) > 1 and not (isinstance(backend, AnswersEach) or own or remembers(config))
 
 
 def prove(backend: Backend, signature: Signature, *, on_device: bool = False) -> BatchProof:

@@ -23,6 +23,7 @@ from carpool.config.repository import (
     read_place,
     the_place,
 )
+from carpool.config.settings_part import loaded_with
 from carpool.config.triton import read_override
 from carpool.engine.profile.hardware import gpu_count
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
@@ -151,7 +152,8 @@ class Candidate:
     def identity(self, version: ModelVersion) -> object:
         """Returns a value that is equal for a version that need not be loaded again. Which other versions
         there are is no matter, nor how one takes over from another."""
-        config = replace(self.source.config, versions=LatestVersions(), rollout=None)
+        config = self.source.config
+        config = replace(config, versions=LatestVersions(), extra=loaded_with(config))
         return config, self.fingerprint.of(version.number)
 
     def check_unchanged(self) -> None:

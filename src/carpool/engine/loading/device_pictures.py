@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -38,21 +38,18 @@ def with_boxes(
         return config, signature, vision, None
     if not _wanted(config, signature, vision, table):
         return config, signature, vision, None
-    from carpool.backends.torch.torch_pictures import BoxForm, KeptBoxes  # with torch, which is there by now
-
     height, width = read_form(vision.image, vision.input, config.name).size
     sources = tuple(spec.name for spec in vision.outputs)
     scale = (float(width), float(height)) if table.normalized else (1.0, 1.0)
     assert table.format is not None
-    form = BoxForm(
-        table.format, sources, OUTPUT, table.score, table.iou, table.per_class, table.max_detections, scale
-    )
+    form = (table.format, sources, OUTPUT, table.score, table.iou, table.per_class, table.max_detections)
+    finish = kind_of(config.backend).module().kept_boxes(*form, scale)
     shape = (table.max_detections, 6)
     spec = TensorSpec(OUTPUT, Datatype.FP32, shape)
     config = replace(config, outputs=(*config.outputs, TensorConfig(OUTPUT, Datatype.FP32.value, shape)))
     signature = replace(signature, outputs=(*signature.outputs, spec))
     table = replace(table, format=KEPT, normalized=False)
-    return config, signature, replace(vision, outputs=(spec,), table=table), KeptBoxes(form)
+    return config, signature, replace(vision, outputs=(spec,), table=table), finish
 
 
 def _wanted(config: ModelConfig, signature: Signature, vision: VisionSettings, table: DetectSettings) -> bool:
@@ -85,7 +82,7 @@ def divided(config: ModelConfig, signature: Signature, vision: VisionSettings) -
 
 def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) -> bool:
     asked = vision.image.decode
-    if asked == "cpu" or (asked == "auto" and not (on_a_gpu(config) and _chip_decodes())):
+    if asked == "cpu" or (asked == "auto" and not _chip_decodes(config)):
         return False
     why = _cannot(config, signature, vision)
     if why is None:
@@ -95,17 +92,13 @@ def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) 
     raise ConfigError(f'{config.name}: image.decode = "device" {why}; leave it out, or set it to "cpu"')
 
 
+def _chip_decodes(config: ModelConfig) -> bool:
+    return on_a_gpu(config) and bool(kind_of(config.backend).module().decodes_pictures())
+
+
 def on_a_gpu(config: ModelConfig) -> bool:
     """The settings are settled: nothing is left to "auto"."""
     return kind_of(config.backend).values_on_device and config.pytorch.device.startswith("cuda")
-
-
-def _chip_decodes() -> bool:
-    import torch  # only for a model that has loaded it already
-
-    from carpool.backends.torch.torch_pictures import can_decode
-
-    return can_decode(torch.device("cuda"))
 
 
 def _cannot(config: ModelConfig, signature: Signature, vision: VisionSettings) -> str | None:
@@ -133,9 +126,8 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
         return _placed(picture_width, picture_height, form.size, settings)
 
     def fill(device: Any) -> FillPictures:
-        from carpool.backends.torch.torch_pictures import DevicePictures  # with torch, which is there by now
-
-        return DevicePictures(device, wanted, place_one, _pixels)
+        home = kind_of(config.backend).module()
+        return cast(FillPictures, home.fill_pictures(device, wanted, place_one, _pixels))
 
     return fill
 

@@ -231,6 +231,9 @@ class HostedLoading:
         )
         return self._instance(which)
 
+    def abort(self) -> None:
+        """The runner has other models too: no load ends it."""
+
     @property
     def opening(self) -> Opening:
         assert self._found is not None
@@ -272,7 +275,7 @@ class InRunner:
     _loop: asyncio.AbstractEventLoop
 
     def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
-        self._runner = runner
+        self.runner = runner
         self._model = model
         self.number = number
         self.device = device  # shared with other models; empty: none
@@ -281,18 +284,18 @@ class InRunner:
 
     @property
     def responsive(self) -> bool:
-        return not self._runner.stalled
+        return not self.runner.stalled
 
     def abort(self) -> None:
         self.alive = False
-        self._runner.abort(self)
+        self.runner.abort(self)
         self._loop.call_later(_ABORT_S, self._insist)
 
     def _insist(self) -> None:
         """What does not end even so holds its device: only the end of its process frees that."""
         if not self._freed.is_set():
             _log.error(self.stuck, model=self._model, after_s=_ABORT_S)
-            self._runner.kill()
+            self.runner.kill()
 
     def settled(self) -> None:
         """The runner writes nothing more for who rode in it."""
@@ -304,7 +307,7 @@ class InRunner:
         """Notes that it was closed as it was asked to, or that its process died."""
         self.alive = False
         self._freed.set()
-        self._runner.left(self)
+        self.runner.left(self)
 
 
 class HostedInstance(InRunner):
@@ -326,7 +329,7 @@ class HostedInstance(InRunner):
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, self._loop, self._heard, self._gone)
         with theirs:
-            self._runner.serve(self, piece, theirs)
+            self.runner.serve(self, piece, theirs)
         return self
 
     # ---- batches ----------------------------------------------------------------------------------------
@@ -369,7 +372,7 @@ class HostedInstance(InRunner):
                 self._done(fields, payload)
         except (ProtocolError, ValueError) as error:
             _log.error("runner-not-understood", model=self._model, error=str(error))
-            self._runner.kill()
+            self.runner.kill()
 
     def _done(self, fields: tuple[float, ...], payload: bytes) -> None:
         _, _, images, short, flags, seconds, input_s, infer_s, output_s = fields
@@ -404,7 +407,7 @@ class HostedInstance(InRunner):
 
     def close(self) -> None:
         if self._wire is None:
-            self._runner.drop(self)
+            self.runner.drop(self)
         else:
             self._wire.finish()
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from math import inf, isinf
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from carpool import backends
@@ -22,6 +21,7 @@ from carpool.backends.backend import (
     Placement,
     SharesWeights,
 )
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL, UNBATCHED
 from carpool.config.model import BATCH_HELP, DYNAMIC, ModelConfig, Task
@@ -41,13 +41,6 @@ from carpool.engine.loading.batch_proof import (
 )
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
-from carpool.engine.profile.compiled_file import (
-    CompiledFile,
-    compiled_key,
-    find_compiled,
-    load_artifacts,
-    name_of,
-)
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.instance_layout import (
@@ -171,6 +164,22 @@ class Ready:
             backend.close()
 
 
+class Compiled(Protocol):
+    """Represents what was compiled for a model before. An extension finds it, at the place that its manifest
+    names as `compiled`."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """Returns the profile that was measured with it; None: on another machine, or with another SLO."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Returns the batch sizes that were compiled."""
+
+    def bring(self) -> None:
+        """Loads it into this process, once."""
+
+
 class Loading:
     """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
 
@@ -204,7 +213,7 @@ class Loading:
         self._caller = caller
         self._watch = watch
         self._may_compile_behind = behind
-        self.compiled: CompiledFile | None = None  # what an earlier compilation left
+        self.compiled: Compiled | None = None  # what an earlier compilation left
         self._kept_as: Key | None = None
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
@@ -235,10 +244,9 @@ class Loading:
             return self._ready(*self._fake(tell))
         key = self._kept_as = self._key()
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
-        if self._config.pytorch.compile != "off":
-            self.compiled = self._find_compiled()
-            if kept is None and self.compiled is not None:
-                kept = self.compiled.profile
+        self.compiled = self._find_compiled()
+        if kept is None and self.compiled is not None:
+            kept = self.compiled.profile
         kept = None if kept is None else self._believed(kept)
         if kept is not None and kept.proof.rule == RULE:
             self._proof = kept.proof
@@ -316,38 +324,21 @@ class Loading:
         """The key of its profile; empty: it is not kept."""
         return "" if self._kept_as is None else key_text(self._kept_as)
 
-    def _find_compiled(self) -> CompiledFile | None:
-        try:
-            key = compiled_key(self._config, self._version)
-        except (OSError, CarpoolError):
-            return None
-        cache_dir = None if self._profiles is None else self._profiles.cache_dir
-        if key is None:
-            return None
-        find = partial(find_compiled, self._config, self._version, key, self._kept_as, cache_dir)
-        found = find()
-        if found is None and self._fetched(key):
-            found = find()
-        if found is not None:
-            log.info("compiled-found", model=self._config.name, file=str(found.path))
-            if not self.behind:
-                load_artifacts(found.parts)
-        return found
-
-    def _fetched(self, key: Key) -> bool:
-        """What another replica compiled is in the cache folder now. Artifacts are code: only for a model that
-        brings code of its own."""
-        shared = None if self._profiles is None else self._profiles.artifacts
-        cache_dir = None if self._profiles is None else self._profiles.cache_dir
-        if shared is None or cache_dir is None or self._config.pytorch.module is None:
-            return False
-        return shared.fetch(name_of(key), cache_dir, self._config.name)
+    def _find_compiled(self) -> Compiled | None:
+        """Returns what was compiled before, and loads it unless the model is compiled while it serves."""
+        for extension in asked_extensions(self._config):
+            if extension.compiled:
+                find = extension.part(extension.compiled)
+                found: Compiled | None = find(self._config, self._version, self._kept_as, self._profiles)
+                if found is not None and not self.behind:
+                    found.bring()
+                return found
+        return None
 
     def bring_artifacts(self) -> None:
         """Before anything is compiled here: what was compiled elsewhere."""
-        if self.compiled is not None and self.compiled.parts:
-            load_artifacts(self.compiled.parts)
-            self.compiled = replace(self.compiled, parts=())
+        if self.compiled is not None:
+            self.compiled.bring()
 
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
@@ -614,7 +605,8 @@ class Loading:
 
         if trial.begin():
             try:
-                measured = replace(measuring, rows=trial).points(wanted, self._slo, begins)
+                warm = measuring.warm or len(opened) == 1  # it has just answered the trial
+                measured = replace(measuring, rows=trial, warm=warm).points(wanted, self._slo, begins)
             except ModelError as error:
                 trial.failed(size, error)
         self._conclude(opened, trial.end())

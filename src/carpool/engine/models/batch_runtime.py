@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
+from typing import Any, Protocol, runtime_checkable
 
 from carpool.backends.backend import AnswersEach, Backend, KeepsMemory
 from carpool.config.backend_kinds import kind_of
@@ -17,21 +17,19 @@ from carpool.config.repository import ModelVersion
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Reason
 from carpool.core.objectives import Knobs
-from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.loading.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
+from carpool.engine.models.batch_document import batch_document
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
+from carpool.engine.models.second_look import SecondLook, wants_second_look
 from carpool.engine.models.served import Served, VersionState
+from carpool.engine.models.serving_part import Seating, Stand, first, serving_parts
 from carpool.engine.profile.hardware import process_age
 from carpool.engine.profile.model_profile import Profile, StartTimes
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, give_back_all
 from carpool.engine.routes.direct_route import Eager, Spare
-from carpool.engine.routes.sequence_route import SequenceRoute
-from carpool.engine.routes.stream_route import StreamRoute
 from carpool.engine.run.batch import BatchResult, Route, Watcher
-from carpool.engine.run.decoupled import DecoupledInstance, places_of
 from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.errors import CarpoolError, Unavailable, Unsupported
@@ -45,6 +43,16 @@ _STARTING_S = 30.0  # a model whose load began so soon after the process belongs
 _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
 
 
+@runtime_checkable
+class RunsElsewhere(Protocol):
+    """Represents an instance in a process beside the engine."""
+
+    def serve(self, piece: int, driver: Driver) -> Executes:
+        """Begins to take batches, and to run those that are larger than `piece` in pieces."""
+
+    def close(self) -> None: ...
+
+
 class BatchRuntime(InstancesRuntime[Driver], Watcher):
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
@@ -52,14 +60,14 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         config, caller = served.config, partial(parts.callers, served)
         here = partial(Loading, config, version, parts.profiles, turn=parts.turn, caller=caller)
         super().__init__(served, version, parts, here)
-        self._profiles = parts.profiles
+        self.profiles = parts.profiles
         self.seats = 1  # of each instance: requests that it has under way at once, each on its own
         self._lost_seats: frozenset[int] = frozenset()  # whose instances are not replaced yet
         self._brief: Brief | None = None  # also of instances that replace others
         self._piece = 1
         self._spare: Spare | None = None
-        self._sequences: SequenceRoute | None = None  # of a model that has them
-        self._streams: StreamRoute | None = None  # of a decoupled one
+        self._seating: Seating | None = None
+        self._stand: Stand | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._keep_memory: dict[int, KeepsMemory] = {}  # instances, by number
@@ -75,27 +83,17 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
 
     @property
     def idle(self) -> bool:
-        return super().idle and (self._sequences is None or not self._sequences.law.live)
-
-    @property
-    def _own(self) -> SequenceRoute | StreamRoute | None:
-        """Returns where requests wait before they come to the driver."""
-        return self._sequences or self._streams
+        return super().idle and (self._stand is None or self._stand.idle)
 
     def route(self) -> Route:
-        return self._own or (Eager(self.driver) if self._eager else self.driver)
-
-    @property
-    def _eager(self) -> bool:
-        return self.served.config.mode is Mode.EAGER
+        if self._stand is not None:
+            return self._stand
+        return Eager(self.driver) if self.served.config.mode is Mode.EAGER else self.driver
 
     def spare_route(self) -> Spare:
         """From the first on, whoever shares its device must be asked."""
-        if self._sequences is not None:
-            raise Unsupported(
-                f"{self.served.name}: no background work runs on it, since that would change the states of "
-                "its sequences"
-            )
+        if self._stand is not None and self._stand.why_no_background:
+            raise Unsupported(f"{self.served.name}: {self._stand.why_no_background}")
         if self._spare is None:
             self._parts.devices.join_spare(self.driver.scheduler)
             self._spare = Spare(self.driver)
@@ -104,24 +102,23 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
     # ---- instances --------------------------------------------------------------------------------------
 
     def _begin(self, ready: Ready, loop: asyncio.AbstractEventLoop) -> None:
-        served, config, sequences = self.served, ready.config, ready.config.sequences
-        if isinstance(ready.backends[0], AnswersEach) or sequences is not None:
+        served, config = self.served, ready.config
+        if isinstance(ready.backends[0], AnswersEach):
             served.signature = replace(ready.signature, told=True)
         self._piece, self._promises = ready.piece, served.promises
         self._patient = not served.promises
-        policy = config.policy
-        knobs = isinstance(policy, Knobs)
-        seats = self.seats = places_of(ready.backends[0]) if config.decoupled else 1
-        if seats > 1 and isinstance(policy, Knobs):  # each is for one request, and nobody waits for others
-            policy = replace(policy, preferred=(1,), max_delay=0.0)
+        parts = tuple(serving_parts(config))
+        self._seating = seating = first(part.seating(ready) for part in parts if part.seating is not None)
+        seats, policy = (1, config.policy) if seating is None else (seating.seats, seating.policy)
+        self.seats = seats
         self.scheduler = scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
-        if sequences is not None:
-            pin(scheduler, sequences.knobs(policy) if isinstance(policy, Knobs) else None)
         timeout, chosen = execution_timeout(config, ready.curve)
         if chosen:
             log.debug("choice", model=served.name, why=chosen)
             served.choices = (*served.choices, chosen)
+        knobs = isinstance(policy, Knobs)
         self._driver = driver = Driver(served.name, scheduler, knobs, self, loop, timeout)
+        stand = first(part.before(served, driver, loop) for part in parts if part.before is not None)
         devices = self._parts.devices
         if timeout is None or timeout >= STOPPED_S:
             self._brief = Brief(devices.loop_time)
@@ -129,10 +126,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         devices.join(scheduler, seated, config.device_weight, driver.plan_turn, served.name)
         for number, backend in enumerate(ready.backends):
             self._place(number, backend)
-        if sequences is not None:
-            self._sequences = SequenceRoute(served.name, driver, sequences, loop, served.slo)
-        if config.decoupled:
-            self._streams = StreamRoute(served.name, driver, len(seated), loop, eager=self._eager)
+        self._stand = stand
         self._look_now_and_then(ready, loop)
 
     def _look_now_and_then(self, ready: Ready, loop: asyncio.AbstractEventLoop) -> None:
@@ -141,9 +135,9 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if ready.profile.memory.service >= MUCH_MEMORY:
             self._look_at_memory(loop)
 
-    def _place(self, number: int, backend: Backend | HostedInstance) -> None:
+    def _place(self, number: int, backend: Backend | RunsElsewhere) -> None:
         self._lost_seats -= {number}
-        owners: Sequence[Backend | HostedInstance | Executes] = [backend]
+        owners: Sequence[Backend | RunsElsewhere | Executes] = [backend]
         try:
             owners = executors = self._executors(backend)
             for instance, executor in zip(self._seated(number), executors, strict=True):
@@ -154,15 +148,15 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             raise
         if isinstance(backend, KeepsMemory):
             self._keep_memory[number] = backend
-        if self._sequences is not None:
-            self._sequences.placed(number)
+        if self._stand is not None:
+            self._stand.placed(number)
 
-    def _executors(self, backend: Backend | HostedInstance) -> Sequence[Executes]:
-        if isinstance(backend, HostedInstance):
+    def _executors(self, backend: Backend | RunsElsewhere) -> Sequence[Executes]:
+        if isinstance(backend, RunsElsewhere):
             return [backend.serve(self._piece, self.driver)]
         signature, report = self.served.signature, self.driver.report
-        if self.served.config.decoupled and self.loop is not None:
-            return DecoupledInstance(backend, signature, report, self.loop).places
+        if self._seating is not None and self.loop is not None:
+            return self._seating.executors(backend, signature, report, self.loop)
         return [Executor(backend, signature, max(1, signature.max_batch), self._piece, report, self._brief)]
 
     def _seated(self, number: int) -> Sequence[Instance]:
@@ -192,8 +186,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             return  # with another of its seats
         if self.seats > 1:
             self._lose_seats(number)
-        if self._sequences is not None:
-            self._sequences.lost(number)
+        if self._stand is not None:
+            self._stand.lost(number)
         self._lost(number, why)
 
     def _lose_seats(self, number: int) -> None:
@@ -205,10 +199,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         asyncio.get_running_loop().call_soon(self.driver.look_at_idle)
 
     def _refuse(self, error: CarpoolError) -> None:
-        if self._sequences is not None:
-            self._sequences.stop(error, until_placed=True)
-        if self._streams is not None:
-            self._streams.stop(error)
+        if self._stand is not None:
+            self._stand.stop(error, until_placed=True)
         super()._refuse(error)
 
     # ---- what the driver sees ---------------------------------------------------------------------------
@@ -237,7 +229,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
 
     # ---- what a start took ------------------------------------------------------------------------------
 
-    def note_ready(self) -> None:
+    def _note_ready(self) -> None:
         """Notes a model that the server loaded when it was started: how long that took is kept in its
         profile."""
         served, age = self.served, process_age()
@@ -255,20 +247,13 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         return replace(profile, started=replace(started, full_speed_s=round(process_age(), 2)))
 
     def _keep_start(self, started: StartTimes) -> None:
-        loading, profiles = self.loading, self._profiles
-        key = loading.kept_as if isinstance(loading, Loading | HostedLoading) else ""
+        loading, profiles = self.loading, self.profiles
+        key = loading.kept_as
         if key and profiles is not None:
             asyncio.get_running_loop().run_in_executor(None, profiles.note_start, key, started)
 
-    def share_artifacts(self, file: Path) -> None:
-        """With other replicas, where that is safe: see `shared_artifacts`. Not for the loop."""
-        profiles, model = self._profiles, self.served.name
-        if profiles is None or self.served.config.pytorch.module is None:
-            return
-        if profiles.artifacts is not None:
-            profiles.artifacts.share(file, model)
-        elif profiles.why_no_artifacts:
-            log.info("compiled-not-shared", model=model, error=profiles.why_no_artifacts)
+    def document(self, now: float) -> dict[str, Any]:
+        return batch_document(self.served, self.driver.scheduler, self.seats, now)
 
     def images_by_size(self, sizes: Sequence[int]) -> dict[int, int]:
         """Returns images that ran, by the size of these that their batches were padded to."""
@@ -290,15 +275,9 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
             self._row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
             self._skipped = scheduler.spare.skipped
-        pending = scheduler.lanes.requests + (0 if self._streams is None else self._streams.law.held)
-        if self._sequences is not None:
-            law = self._sequences.law
-            pending += law.waiting
-            counts = law.live, law.backlog
-            if counts != self._sequences.shown:
-                self._sequences.shown = counts
-                self._row.set(columns.SEQUENCES["live"], counts[0])
-                self._row.set(columns.SEQUENCES["backlog"], counts[1])
+        pending = scheduler.lanes.requests
+        if self._stand is not None:
+            pending += self._stand.turned()
         if pending != self._pending:
             self._pending = pending
             self._row.set(columns.PENDING, pending)
@@ -322,25 +301,30 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
 
     def offered(self, gate: Gate) -> None:
         self._gate = gate
+        self._note_ready()
+
+    def work_beside(self) -> Coroutine[Any, Any, None] | None:
+        wants = self._stand is None and wants_second_look(self.served)
+        return SecondLook(self).run() if wants else None
 
     async def finish(self, timeout: float | None) -> int | None:
-        if self._own is not None:
-            await self._own.drained(timeout)
+        if self._stand is not None:
+            await self._stand.drained(timeout)
             if timeout is not None:
                 self._stop()
         return await super().finish(timeout)
 
     def _stop(self) -> None:
-        if self._own is not None:
-            self._own.stop(Unavailable(f"{self.served.name} was unloaded", reason="unloading"))
+        if self._stand is not None:
+            self._stand.stop(Unavailable(f"{self.served.name} was unloaded", reason="unloading"))
 
     async def close(self) -> None:
         for timer in (self._looking, self._resting):
             if timer is not None:
                 timer.cancel()
-        if self._own is not None:
+        if self._stand is not None:
             self._stop()
-            self._own.close()
+            self._stand.close()
         await super().close()
 
     def _close_driver(self, driver: Driver) -> Sequence[Executes]:

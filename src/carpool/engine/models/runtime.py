@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from carpool.backends.backend import AsksModels
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import whole_digest
+from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.job import Job, Reason
 from carpool.core.scheduler import Scheduler
-from carpool.engine.generation.text_driver import TextDriver
-from carpool.engine.generation.text_loading import TextLoading
-from carpool.engine.loading.hosted_model import HostedLoading
-from carpool.engine.loading.loading import Loading, Ready, join_all
+from carpool.engine.loading.loading import Ready, join_all
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import Spare
-from carpool.engine.run.batch import Route
-from carpool.engine.run.driver import Driver
-from carpool.errors import CarpoolError, Unavailable
+from carpool.engine.run.batch import Route, Work
+from carpool.engine.run.step_memory import StepMemory
+from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.observe import columns
+from carpool.observe.counters import Row
 from carpool.observe.logs import logger
 from carpool.vision.plans.settings import write as write_vision
 
 if TYPE_CHECKING:
-    from carpool.engine.loading.runner_client import Runner
     from carpool.engine.models.served import Served
 
 log = logger("engine")
@@ -41,7 +39,6 @@ _LAST_RETRY_S = 30.0
 _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
 
 T = TypeVar("T")
-DriverT = TypeVar("DriverT", Driver, TextDriver)
 
 Gate = Callable[[Scheduler, float], bool]
 """Takes advice to newcomers; whether there is any now."""
@@ -50,12 +47,13 @@ Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
 
 
 class Runtime:
-    """Belongs to one version, and is used in the loop's thread. This one gives no advice and has no instances
-    that could be lost."""
+    """Answers the requests of one version. It is used in the loop's thread. This base class gives no advice
+    and has no instances that could be lost."""
 
     hosted = False  # it runs in another process
     loop: asyncio.AbstractEventLoop | None = None  # None before it is loaded
     scheduler: Scheduler | None = None  # also None for what forms no batches
+    rows: Sequence[str] = ()  # the names of its parts that are counted in rows of their own
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -74,6 +72,10 @@ class Runtime:
         """Returns how requests are answered."""
         raise NotImplementedError
 
+    def groups(self) -> OpensGroups | None:
+        """Returns what lets in requests that front ends take apart; None: they take none apart."""
+        return None
+
     def spare_route(self) -> Spare:
         """Returns the route for work that nobody waits for."""
         why = f"{self.served.name} forms no batches, and background work runs only beside batches"
@@ -82,6 +84,15 @@ class Runtime:
     def riding(self, _number: int) -> Sequence[Job]:
         """Requests that the instance of this number is busy with."""
         return ()
+
+    def asked_for(self, _work: Work) -> Iterable[tuple[Work, Served]] | None:
+        """Returns the requests to other models that are under way for this request, and those models. None:
+        the request runs on an instance of its own model."""
+        return None
+
+    def document(self, _now: float) -> Mapping[str, Any]:
+        """Returns what is known of its times."""
+        raise NotFound(f"{self.served.name} is an ensemble: each of its steps has its own profile")
 
     def made_of(self) -> Sequence[str]:
         """Returns digests of its files."""
@@ -96,6 +107,17 @@ class Runtime:
 
     def offered(self, gate: Gate) -> None:
         """Requests come from now on; `gate` has advice for those who send them."""
+
+    def work_beside(self) -> Coroutine[Any, Any, None] | None:
+        """Returns work that goes on while the version serves, until it is withdrawn."""
+        return None
+
+    def rebind(self) -> None:
+        """Other versions are offered than before."""
+
+    def holds(self, _served: Served) -> bool:
+        """Returns whether one of its requests is on its way to this version."""
+        return False
 
     def look_at_instances(self) -> None:
         """One of them was lost or placed, or the process that runs them has stalled or moves again."""
@@ -112,6 +134,112 @@ class Runtime:
         raise NotImplementedError
 
 
+class Group(Protocol):
+    """Defines one admission for many requests. Used in the loop's thread; errors that are no `CarpoolError`
+    and no `ProtocolError` are faults of the server."""
+
+    failed: CarpoolError | None  # what every later request of it is answered with
+
+    def asks(self, step: int, work: Work, now: float) -> None:
+        """Takes one of its requests, and may change its deadline. Raises what keeps it from being run."""
+
+    def reaches(self, step: int, images: int) -> None:
+        """Notes that so many images come to this step."""
+
+    def over(self, now: float, *, answered: bool) -> None:
+        """Ends it: the front end has answered, or no client waits for it any more."""
+
+
+class OpensGroups(Protocol):
+    """Defines what a runtime has whose requests are groups of requests to other models."""
+
+    name: str
+
+    def opened(self, step: int, work: Work, now: float) -> Group | None:
+        """Returns a group for the first of its requests; None: no group begins with this step. Raises what
+        the gate says."""
+
+
+class Models(Protocol):
+    """Finds all that is served, by name and version (-1: the newest): the key, the model and its route."""
+
+    memory: StepMemory | None
+
+    def step_row(self, name: str, version: str, step: str) -> Row:
+        """Returns where a part of a model is counted."""
+
+    def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None: ...
+
+
+class Loads(Protocol):
+    """Defines how the instances of a version are made. Everything is called off the loop."""
+
+    def check(self) -> None:
+        """Raises what can be seen to be wrong without loading."""
+
+    def prepare(self, tell: Callable[[str], None], /) -> Ready:
+        """Returns warm and measured instances."""
+
+    def backend(self, index: int, count: int, /) -> Any:
+        """Returns one more instance, of `count`."""
+
+    def abort(self) -> None:
+        """Ends a load that is under way as soon as possible; called from another thread."""
+
+    @property
+    def kept_as(self) -> str:
+        """Returns the key of the profile that it has stored; empty: it stores none."""
+
+
+class ModelProcess(Protocol):
+    """Defines a process beside the engine, which runs some of its models."""
+
+    max_answer_bytes: int
+
+    def loading(self, config: ModelConfig, version: ModelVersion) -> Loads | None:
+        """Returns how the instances of this model are made there; None: it runs in the engine's process."""
+
+    def share(self, arena: int, file: int) -> None:
+        """Lets it map the memory of a front end, which has this number from here on."""
+
+    def unshare(self, arena: int) -> None:
+        """Takes that back."""
+
+    def follow_logging(self, settings: Mapping[str, Any]) -> None:
+        """Logs as these settings say from here on."""
+
+    async def close(self) -> None: ...
+
+
+class Drives(Protocol):
+    """Defines what stands between a runtime's requests and its instances."""
+
+    @property
+    def able(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def riders(self) -> int:
+        """Returns how many requests it has."""
+
+    def accept_again(self) -> None: ...
+
+    def refuse_from_now_on(self, error: CarpoolError, /) -> None: ...
+
+    def refuse_until_placed(self, error: CarpoolError, /) -> None: ...
+
+    async def drained(self, timeout: float | None, /) -> bool:
+        """Waits until it has no request. False: that took too long."""
+
+    def close(self) -> Sequence[Any]:
+        """Returns what is to be joined."""
+
+
+DriverT = TypeVar("DriverT", bound=Drives)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """Holds what all versions of an engine load with."""
@@ -119,26 +247,25 @@ class EngineParts:
     devices: Devices
     turn: AbstractContextManager[object]  # held while times are taken: others would disturb that
     profiles: ProfileStore | None
-    runner: Runner | None
+    host: ModelProcess | None
     callers: Callers
+    models: Models
     changed: Callable[[], None]  # called when a version becomes able or unable to run anything
 
 
 class InstancesRuntime(Runtime, Generic[DriverT]):
     """Loads instances off the loop, gives them to a driver, and replaces those that it lost."""
 
+    _joins_busy = False  # also an executor that is busy when it is closed ends soon
+
     def __init__(
-        self,
-        served: Served,
-        version: ModelVersion,
-        parts: EngineParts,
-        here: Callable[[], Loading | TextLoading],
+        self, served: Served, version: ModelVersion, parts: EngineParts, here: Callable[[], Loads]
     ) -> None:
         """`here` loads it in this process."""
         super().__init__(served)
-        there = None if parts.runner is None else parts.runner.loading(served.config, version)
+        there = None if parts.host is None else parts.host.loading(served.config, version)
         self.hosted = there is not None
-        self.loading: Loading | TextLoading | HostedLoading = there or here()
+        self.loading: Loads = there or here()
         self.instances = 0
         self.changed = parts.changed
         self._parts = parts
@@ -288,12 +415,11 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         for task in list(self._replacing):
             task.cancel()
         if self._driver is None:
-            if isinstance(self.loading, Loading):
-                self.loading.abort()  # its thread may be in a run that has no end
+            self.loading.abort()  # its thread may be in a run that has no end
         else:
             idle = self._driver.idle
             executors = self._close_driver(self._driver)
-            if idle or self.served.writes:  # else a thread is stuck in the model: nobody should wait for it
+            if idle or self._joins_busy:  # else a thread is stuck in the model: nobody should wait for it
                 await asyncio.to_thread(join_all, executors)
             else:
                 for executor in executors:

@@ -148,8 +148,7 @@ def wants_second_look(served: Served) -> bool:
     """It keeps a promise by a provisional profile, and background work can be run beside it."""
     profile = served.profile
     measured = profile is not None and profile.provisional and profile.points
-    here = not (served.hosted or served.config.decoupled or served.config.sequences)
-    return bool(measured and here and served.promises)
+    return bool(measured and not served.hosted and served.promises)
 
 
 def _few(points: Sequence[Point], slo: float) -> list[Point]:

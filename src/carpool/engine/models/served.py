@@ -78,7 +78,7 @@ class Served:
     @property
     def writes(self) -> bool:
         """Its answers come token by token."""
-        return self.config.generate is not None
+        return self.config.asks("text")
 
     @property
     def promises(self) -> bool:

@@ -30,7 +30,6 @@ from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, RunMemory
-from carpool.engine.profile.shared_artifacts import SharedArtifacts, why_not_shared
 from carpool.engine.profile.shared_profiles import (
     MOST_BYTES,
     MOST_FILES,
@@ -347,8 +346,7 @@ class ProfileStore:
         self._own = own = None if cache_dir is None else ProfileFolder(cache_dir / "profiles")
         self._places: list[SharedFiles] = [place for place in (own, shared) if place is not None]
         self._shared = shared if looks_again else None
-        self.artifacts: SharedArtifacts | None = None
-        self.why_no_artifacts = ""  # in a place where profiles are shared
+        self.place = self.secret = ""  # where servers share profiles, and how they know each other's
 
     @classmethod
     def of(
@@ -366,8 +364,7 @@ class ProfileStore:
         places = shared_files(shared, secret) if shared else None
         store = cls(cache_dir, places, looks_again=looks_again, restarted=restarted)
         if shared:
-            store.why_no_artifacts = why_not_shared(shared, secret)
-            store.artifacts = None if store.why_no_artifacts else SharedArtifacts.of(shared, secret)
+            store.place, store.secret = shared, secret
         return store
 
     def read(self, key: Key) -> Profile | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from carpool.config.fingerprint import COMPILED
 from carpool.config.regular_file import read_regular
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.profile.shared_profiles import (
     FILE,
     PatientFiles,
@@ -103,6 +104,15 @@ def why_not_shared(setting: str, secret: str) -> str:
             f"same cache_secret of {_SHORTEST_SECRET} characters or more"
         )
     return ""
+
+
+def artifacts_of(profiles: ProfileStore | None) -> tuple[SharedArtifacts | None, str]:
+    """Returns the artifacts where servers share profiles; or None, and why there are none. Empty: servers
+    share no profiles."""
+    if profiles is None or not profiles.place:
+        return None, ""
+    why = why_not_shared(profiles.place, profiles.secret)
+    return (None, why) if why else (SharedArtifacts.of(profiles.place, profiles.secret), "")
 
 
 def keep_few(folder: Path) -> None:

@@ -1,9 +1,9 @@
 """Leads the requests of a served version to its driver.
 
 Every served version has a route, and a caller that submits need not know which. That of most models is their
-driver; `Eager` and `Spare` stand before it, for deadlines and for background work. Beside it are the routes
-of sequences and of streams of answers, and those of ensembles and pipelines, which are made of several
-models. Cached answers, and the share of each version in a rollout, are decided earlier, in the front ends.
+driver; `Eager` and `Spare` stand before it, for deadlines and for background work. Extensions put others
+before it (`Stand`), and have routes of their own for what is made of several models (`Stepped`). Cached
+answers, and the share of each version in a rollout, are decided earlier, in the front ends.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ DECISIONS.md says why these are two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from carpool.core.job import INFINITY, Job
@@ -17,7 +18,6 @@ from carpool.core.remaining import Booking, Remaining, Step
 from carpool.engine.run.batch import Route, Work
 from carpool.errors import Unavailable
 from carpool.observe.statistics import VersionCounters
-from carpool.pipelines.ensemble_graph import GraphStep
 from carpool.types import Signature, Timing
 
 
@@ -47,6 +47,18 @@ class ServedStep(Protocol):
     def answers_digest(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """`number` is its place in the settings, `after` are the numbers of the steps whose tensors it reads."""
+
+    number: int
+    model: str
+    version: int
+    inputs: tuple[tuple[str, str], ...]  # the model's name, the ensemble's
+    outputs: tuple[tuple[str, str], ...]
+    after: tuple[int, ...]
+
+
 class BoundStep(NamedTuple):
     """Describes a step of an ensemble, and the model that runs it now. `first` is its place among all models
     that run something, of which a nested ensemble has several."""
@@ -65,6 +77,33 @@ class Binding(NamedTuple):
     leaves: tuple[Step, ...]
     models: tuple[ServedStep, ...]
     steps: tuple[BoundStep, ...] = ()  # of an ensemble
+
+
+class SteppedRun(Protocol):
+    """Represents a request that is under way through the models of a binding."""
+
+    binding: Binding
+
+
+class Stepped(Protocol):
+    """Defines the route of what is made of several models: a `SteppedRoute` with requests."""
+
+    slo: float
+    closed: str
+
+    @property
+    def binding(self) -> Binding: ...
+
+    @property
+    def under_way(self) -> Collection[SteppedRun]: ...
+
+    def rebind(self) -> None: ...
+
+    def submit(self, works: Sequence[Work]) -> None: ...
+
+    def ready(self, work: Work) -> None: ...
+
+    def cancel(self, work: Work) -> None: ...
 
 
 class SteppedRoute:

@@ -34,7 +34,7 @@ from carpool.wire.head import MAX_STRINGS
 if TYPE_CHECKING:
     from carpool.core.instance import Batch, Instance
     from carpool.core.scheduler import Scheduler
-    from carpool.engine.run.decoupled import PartSink
+    from carpool.engine.run.parts import PartSink
 
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.config import rules
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import read_place
-from carpool.config.triton_ensemble import circle, step_at
 from carpool.core.objectives import Promise
 from carpool.errors import CarpoolError, ConfigError
 
@@ -25,7 +24,7 @@ class StepPromise(NamedTuple):
     may_grow: bool
 
 
-class EnsembleSteps:
+class NeededModels:
     def __init__(self, control: ModelControl) -> None:
         self._control = control
         self._promised: dict[str, dict[str, StepPromise]] = {}  # by step, and by the ensemble that has it
@@ -49,12 +48,12 @@ class EnsembleSteps:
     async def load(self, config: ModelConfig) -> None:
         """Loads the steps before the ensemble or the pipeline itself, and only those that are not there."""
         known = await asyncio.to_thread(self._below, config)
-        circular = circle(config.name, known)
+        circular = _circle(config.name, known)
         if circular is not None:
             raise circular
         self.expect([config])
-        for number, step in enumerate(config.needs):
-            at = step_at(config, number)
+        for needed in config.steps:
+            step, at = needed.model, needed.at
             model = self._control.models.get(step)
             if model is None:
                 there = rules.nearest(step, self._control.models)
@@ -96,6 +95,30 @@ class EnsembleSteps:
             if name in self.of(model.name):
                 found = [*self.needing(model.name), model, *found]
         return list(dict.fromkeys(found))
+
+
+def _circle(name: str, steps_of: Mapping[str, Sequence[str]]) -> ConfigError | None:
+    """Returns what is wrong with an ensemble that needs itself, by way of the others that are known."""
+    chain: list[str] = [name]
+    seen: set[str] = set()
+
+    def look(at: str) -> bool:
+        for step in steps_of.get(at, ()):
+            if step == name:
+                return True
+            if step not in seen:
+                seen.add(step)
+                chain.append(step)
+                if look(step):
+                    return True
+                chain.pop()
+        return False
+
+    if not look(name):
+        return None
+    way = " → ".join((*chain, name))
+    why = f"ensembles cannot need each other: {way}"
+    return ConfigError(f"{name}: ensemble_scheduling.step.model_name: {why}", field="ensemble_scheduling")
 
 
 def _field(at: str) -> str:
