@@ -16,14 +16,12 @@ import orjson
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
-from carpool.observe.counters import MODEL_ROWS, CounterRow, Table
+from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.shared_history import KEPT_S
 from carpool.observe.statistics import (
     BOUNDS,
-    cache_counts,
     model_counts,
     server_counts,
-    shared_cache_counts,
     step_counts,
 )
 from carpool.types import TensorSpec
@@ -128,13 +126,6 @@ def model_config(_catalog: Catalog, entry: ModelEntry) -> Document:
 def served_versions(catalog: Catalog, name: str) -> list[str]:
     versions = [version for model, version in catalog.entries if model == name]
     return sorted(versions, key=lambda version: (len(version), version))  # numbers in their order
-
-
-def cache_status(entry: ModelEntry, table: Table, *, is_shared: bool) -> Document:
-    """`settings` is None for a model whose answers are not kept, `shared` where servers share none."""
-    counts = cache_counts(table.cells(CounterRow(*entry.row)))
-    shared = shared_cache_counts(table.server()) if is_shared else None
-    return {"name": entry.name, "version": entry.version, "settings": entry.cache, **counts, "shared": shared}
 
 
 def region_status(catalog: Catalog, name: str = "", owner: str = "") -> list[Document]:
@@ -261,7 +252,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         **said,
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
-        "rollout": catalog.rollouts.get(entry.name),
+        "rollout": catalog.extra.get("rollout", {}).get("states", {}).get(entry.name),
         "task": task_of(entry),
         "ask": entry.ask,
         "assumed": list((entry.vision or {}).get("assumed", ())),
@@ -270,9 +261,14 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
         "max_batch": entry.signature.max_batch,
         "choices": list(entry.choices),
-        "watched": entry.drift is not None,
-        "cache": None if entry.cache is None else {name: entry.cache[name] for name in ("exact", "similar")},
+        "watched": "drift" in entry.extra,
+        "cache": _cache_of(entry),
     }
+
+
+def _cache_of(entry: ModelEntry) -> Document | None:
+    said = entry.extra.get("cache")
+    return None if said is None else {name: said["settings"][name] for name in ("exact", "similar")}
 
 
 def task_of(entry: ModelEntry) -> str | None:

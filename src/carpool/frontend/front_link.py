@@ -238,7 +238,7 @@ class FrontLink:
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
         """Does the same as `Door.infer`."""
-        entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _, _ = ask
+        entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _ = ask
         door = self._door
         call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
         if not self.writable or door.stalls:
@@ -287,7 +287,7 @@ class FrontLink:
 
     def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
         """Nothing has happened if this raises. `booking` says of which run it is a step."""
-        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, _, _, _, _ = ask
+        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, _, _, _ = ask
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)

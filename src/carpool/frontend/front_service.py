@@ -1,29 +1,27 @@
-"""What requests need of their front end, over every protocol; and which features are wrapped around the
+"""What requests need of their front end, over every protocol; and what is wrapped around the
 engine, in which order."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.caches.caching_door import Caching
 from carpool.frontend.caches.front_caches import CacheParts, Caches
-from carpool.frontend.calls.asking import Feature, Infers
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
-from carpool.frontend.calls.placed_call import Placing
-from carpool.frontend.calls.routing import Routing
+from carpool.frontend.calls.front_part import FrontPart, StartedWith
+from carpool.frontend.calls.lane import Choice, Infer, Infers, ModelLane
+from carpool.frontend.calls.request import Request
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
+from carpool.frontend.front_parts import FrontParts
 from carpool.frontend.pictures.picture_service import is_pipeline
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
-from carpool.frontend.pictures.sampling import Sampler
-from carpool.frontend.rollout.mirror import Mirror
 from carpool.frontend.rollout.mirroring_door import Mirroring
-from carpool.frontend.traces.tracing import Tracer
 from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block
 
@@ -98,27 +96,27 @@ class FrontService(CallService):
         picture_threads: int,
         cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
-        features: Sequence[Feature] = (),
+        parts: Sequence[FrontPart] = (),
+        started: StartedWith | None = None,
     ) -> None:
+        self.parts = FrontParts(self, block.server, started or StartedWith())
+        door = self.parts.start(door)
         super().__init__(name, door, block, max_body_bytes, picture_threads, forward)
-        self.routing = Routing(door)
         self.demands = Demands(door)
         self.caches = Caches(door, block, cache or CacheParts())
-        self.mirror = Mirror(door, self.pictures, self.threads, self.row)
-        self._sampling = Sampler(door, self.pictures.workers)
-        self.tracer = Tracer(door, self._observe)
-        self._features = Features(self, features)
+        caching, mirroring = Caching(self, self.caches), Mirroring(self)
+        # What stable answered in a candidate's place is not kept as the candidate's: caches are outside. What
+        # is added sees every request once, and answers as they are written: it is outermost.
+        self._lanes = ModelLanes(self, (*parts, caching.part, mirroring.part))
+        self.lane, self.choose = self._lanes.lane, self._lanes.choose
+        self.choice_fields = self._lanes.choice_fields
         door.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
         """Follows the catalogue after the others that watch, whose word this takes."""
-        self.sampler = self._sampling if self._sampling.follow(catalog) else None
-        self.features = self._features.of_each(catalog)
-        self._observe()
-
-    def _observe(self) -> None:
-        seers = (self.sampler, self.tracer if self.tracer.on else None)
-        self.observers = tuple(one for one in seers if one is not None)
+        self.parts.follow(catalog)
+        self.observers, self.see_pictures = self.parts.observers, self.parts.see_pictures
+        self._lanes.renew()
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
@@ -134,47 +132,67 @@ class FrontService(CallService):
         return entry
 
     def close(self) -> None:
-        self.tracer.close()
         self.demands.close()
-        self._sampling.close()
-        self.mirror.close()
+        self.parts.close()
+        self._lanes.close()
         super().close()
         self.caches.close()
 
 
-class Features:
-    """What requests get besides being run, for each version that has any of it.
-
-    The order, from the engine to the client; each is a wrapper with the `infer` of a door:
-
-    1. The door, with `--record` in a `RecordingDoor` (process/front_ends.py): what comes to the engine is
-       noted where it arrives.
-    2. `PipelineDoor`: one request is many for the doors below, and one for what is above.
-    3. `Placing`: contents go into slots here, and outputs become answers. Below are tensors in memory, above
-       are contents that can be looked at, and offered more than once.
-    4. `MirroringDoor`: a request that runs again on stable is placed again.
-    5. `CachingDoor`: what is known is not even placed; and what stable answered in a candidate's place is not
-       kept as the candidate's.
-    6. Those that somebody adds: they see every request for a model once, and answers as they are written.
-
-    What is switched off for a version is not wrapped. Versions without any of it have no entry here, and
-    their requests go straight to the door. Observers (traces, drift) see how requests end and change nothing:
-    they wrap nothing.
+class ModelLanes:
+    """Makes what the requests for each version pass, once for each catalogue. The parts stand in the order of
+    wrapping, from the client to the engine; what a part returns as it is, is not there at all. Innermost is
+    `Request.place`: its content goes into a slot there. Observers (traces, drift) see how requests end and
+    change nothing: they wrap nothing.
     """
 
-    def __init__(self, service: FrontService, more: Sequence[Feature]) -> None:
-        self._placing = Placing(service, service.door)
-        self._pipelines = Placing(service, PipelineDoor())
-        caching, mirroring = Caching(service, service.caches), Mirroring(service.routing, service.mirror)
-        self._order: Sequence[Feature] = (mirroring, caching, *more)
+    def __init__(self, service: CallService, parts: Sequence[FrontPart]) -> None:
+        self._service = service
+        self._parts = parts
+        self._placing = _through(service.door)
+        self._pipelines = _through(PipelineDoor())
+        self._made: dict[int, ModelLane] = {}  # by the entry's key
+        self.choice_fields = frozenset[bytes]().union(*(part.choice_fields for part in parts))
 
-    def of_each(self, catalog: Catalog) -> dict[int, Infers]:
-        """Returns what serves each version, by the entry's key."""
-        found: dict[int, Infers] = {}
-        for entry in (*catalog.leaving, *catalog.entries.values()):
-            infers: Infers = self._pipelines if is_pipeline(entry) else self._placing
-            for feature in self._order:
-                infers = feature.around(infers, entry)
-            if infers is not self._placing:
-                found[entry.key] = infers
-        return found
+    def renew(self) -> None:
+        self._made.clear()
+
+    def lane(self, entry: ModelEntry) -> ModelLane:
+        lane = self._made.get(entry.key)
+        if lane is None or lane.entry is not entry:  # another engine numbers anew
+            lane = self._made[entry.key] = self._make(entry)
+        return lane
+
+    def choose(self, entry: ModelEntry, fields: Mapping[bytes, bytes], tensors: bool) -> Choice | None:
+        for part in self._parts:
+            choice = None if part.choose is None else part.choose(entry, fields, tensors)
+            if choice is not None:
+                return choice
+        return None
+
+    def close(self) -> None:
+        for part in self._parts:
+            if part.close is not None:
+                part.close()
+
+    def _make(self, entry: ModelEntry) -> ModelLane:
+        infer: Infer = self._pipelines if is_pipeline(entry) else self._placing
+        holds_back: Callable[[], bool] | None = None
+        for part in reversed(self._parts):
+            if part.around is not None:
+                infer = part.around(infer, entry)
+            if part.holds_back is not None:
+                holds_back = part.holds_back(entry) or holds_back
+        wrapped = None if infer is self._placing else infer
+        divided = self.choose(entry, {}, False) is not None
+        return ModelLane(entry, self._service.row(entry), wrapped, holds_back, divided)
+
+
+def _through(door: Infers) -> Infer:
+    """Returns the innermost of a chain: it asks this door."""
+
+    def place(request: Request) -> None:
+        request.door = door
+        request.place()
+
+    return place

@@ -207,13 +207,14 @@ class Guard:
             raise
 
     def check_http(
-        self, rule: Rule, headers: Mapping[bytes, bytes], what: str, model: str = ""
+        self, rule: Rule, headers: Mapping[bytes, bytes], what: str, model: str = "", key: bytes | None = None
     ) -> Principal | None:
-        """Whose key it is, if it takes one; raises `Unauthenticated` or `Forbidden`."""
+        """Whose key it is, if it takes one; raises `Unauthenticated` or `Forbidden`. `key` was found in
+        another place, and counts if the fields have none."""
         if rule.changes or not what.startswith(_READS):
             self.check_site(headers, what)
-        bearer, key = headers.get(b"authorization"), headers.get(b"x-api-key")
-        who = self.check(rule, presented(bearer, key), what, model)
+        in_fields = key_in_fields(headers)
+        who = self.check(rule, key if in_fields is None else in_fields, what, model)
         self.check_restricted(rule, lambda name: headers.get(name.encode()), what)
         if rule.changes:
             tell_change(what, model, who)
@@ -301,6 +302,10 @@ def presented(authorization: bytes | None, api_key: bytes | None) -> bytes | Non
     if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
         return authorization[len(_BEARER) :].strip(b" ")
     return api_key
+
+
+def key_in_fields(headers: Mapping[bytes, bytes]) -> bytes | None:
+    return presented(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
 
 def restrictions_of(settings: ServerSettings, *, over_grpc: bool) -> Restrictions:

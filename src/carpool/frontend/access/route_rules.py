@@ -1,4 +1,5 @@
-"""Lists every route of both doors, and what it takes to use it. What is not listed takes the most."""
+"""Lists every route of the server itself, and what it takes to use it. What is not listed takes the most;
+extensions say it of their own routes."""
 
 from __future__ import annotations
 
@@ -27,27 +28,23 @@ class Rule(NamedTuple):
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]/models/{model}"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-_ROLLOUT = "/v2/models/{model}/rollout"
-_TRACE = "/v2[/models/{model}]/trace/setting"
 
 _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.HEALTH, False, "health"): (
-        *("GET /health", "GET /ping", "GET /v2/health/live", "GET /v2/health/ready"),
+        *("GET /health", "GET /v2/health/live", "GET /v2/health/ready"),
         *("ServerLive", "ServerReady", "Check", "Watch"),
     ),
     Rule(Kind.PAGE, False): ("GET /", "GET /console/{file}"),
     Rule(Kind.METRICS, False): ("GET /metrics",),
     Rule(Kind.INFERENCE, False, "inference"): (
-        *(f"POST {_MODEL}/infer", f"POST {_MODEL}/generate", f"POST {_MODEL}/generate_stream"),
+        f"POST {_MODEL}/infer",
         *("POST /detect", "POST /classify", "POST /segment", "POST /pose", "POST /obb", "POST /depth"),
         *("POST /embed", "POST /text_regions", "POST /read", "POST /models/{model}/predict"),
-        *("POST /caption", "POST /v1/chat/completions"),
-        *(f"{verb} /predictions/{{model}}[/{{version}}]" for verb in ("POST", "PUT")),
+        "POST /caption",
         *("ModelInfer", "ModelStreamInfer"),
     ),
     Rule(Kind.INFERENCE, False, "metadata"): (
         *("GET /v2", f"GET {_MODEL}", "GET /openapi.json", "GET /docs"),
-        *("GET /v1/models", "GET /v1/models/{model}"),
         *("ServerMetadata", "ModelMetadata"),
     ),
     Rule(Kind.INFERENCE, False, "health"): (f"GET {_MODEL}/ready", "ModelReady"),
@@ -55,7 +52,6 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
         "GET /v2/history",
-        *(f"GET {_MODEL}/drift", f"GET {_MODEL}/cache", f"GET {_ROLLOUT}"),
         "ModelStatistics",
     ),
     Rule(Kind.INFERENCE, False, "model-repository"): (
@@ -72,20 +68,13 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
         *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
     ),
-    Rule(Kind.INFERENCE, True, "inference"): ("POST /v2/models/{model}/feedback",),
-    Rule(Kind.CONTROL, False, "model-repository"): (
-        *(f"GET {_ROLLOUT}/disagreements", f"GET {_ROLLOUT}/disagreements/{{number}}"),
-    ),
     Rule(Kind.CONTROL, True, "model-repository"): (
-        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", f"POST {_ROLLOUT}"),
-        "DELETE /v2/models/{model}/cache",
+        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
         *("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
-    Rule(Kind.CONTROL, True, "statistics"): (f"POST {_MODEL}/drift",),
     Rule(Kind.CONTROL, False, "logging"): ("GET /v2/logging",),
     Rule(Kind.CONTROL, True, "logging"): ("POST /v2/logging", "LogSettings"),
-    Rule(Kind.CONTROL, False, "trace"): (f"GET {_TRACE}",),
-    Rule(Kind.CONTROL, True, "trace"): (f"POST {_TRACE}", "TraceSetting"),
+    Rule(Kind.CONTROL, True, "trace"): ("TraceSetting",),
 }
 """HTTP routes by `METHOD pattern`, and gRPC calls by name."""
 

@@ -9,7 +9,6 @@ from time import monotonic
 import orjson
 
 from carpool.cache.similar import OFF_S, judged
-from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.caches.front_caches import Hit, ModelCache
 from carpool.frontend.calls.call_service import CallService
@@ -19,6 +18,7 @@ from carpool.link.door import Answer
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe import columns
 from carpool.observe.logs import logger
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.likeness import Difference
 from carpool.vision.plans.compare import compare_answers
 

@@ -17,23 +17,33 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from carpool.cache.answer_store import Entry, Kept, same_bytes
 from carpool.cache.cache_key import FORMAT, Said
 from carpool.cache.cache_status import JOINED, MISS, OFF, SHARED, STORED, CacheStatus
 from carpool.cache.similar import MOST_FRAMES, Frame, PictureLook, SourceAnswers, see
 from carpool.core.job import INFINITY
-from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, without_stack
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
 from carpool.frontend.caches.cache_audit import CacheAudit
-from carpool.frontend.caches.front_caches import LOOKED_AT_ONCE, Caches, Hit, Looked, Question, exact_hit
-from carpool.frontend.calls.asking import Asker, Infers, Made, not_made
+from carpool.frontend.caches.front_caches import (
+    LOOKED_AT_ONCE,
+    NAME,
+    Caches,
+    Hit,
+    Looked,
+    Question,
+    exact_hit,
+)
 from carpool.frontend.calls.call_service import CallService
+from carpool.frontend.calls.front_part import FrontPart
+from carpool.frontend.calls.lane import Infer
+from carpool.frontend.calls.request import Listener, Request
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.contents import Content
-from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry
+from carpool.link.door import Answer, ModelEntry
 from carpool.memory.arena import Slot
 from carpool.observe import columns
 
@@ -55,58 +65,58 @@ class Caching:
         self._service = service
         self._caches = caches
 
-    def around(self, inner: Infers, entry: ModelEntry) -> Infers:
-        return inner if entry.cache is None else CachingDoor(inner, self._service, self._caches)
+        self.part = FrontPart(around=self._around, holds_back=self._holds_back)
+
+    def _around(self, inner: Infer, entry: ModelEntry) -> Infer:
+        return inner if NAME not in entry.extra else CachingDoor(inner, self._service, self._caches)
+
+    def _holds_back(self, entry: ModelEntry) -> Callable[[], bool] | None:
+        return None if NAME not in entry.extra else partial(self._caches.holds_back, entry)
 
 
 class CachingDoor:
-    """Implements `Infers` around another."""
+    """Wraps the requests for one version."""
 
-    def __init__(self, inner: Infers, service: CallService, caches: Caches) -> None:
+    def __init__(self, inner: Infer, service: CallService, caches: Caches) -> None:
         self.inner = inner
         self.service = service
         self.caches = caches
 
-    def infer(self, ask: Ask, hears: Hears) -> Call:
-        entry = ask.entry
+    def __call__(self, request: Request) -> None:
+        entry, content = request.entry, request.content
+        assert content is not None
         # What its client sent beside a picture is no part of what identifies it.
         told_headers = self.service.forward is not None and entry.signature.told
-        beside = told_headers and isinstance(ask.content, SentPictures)
-        if entry.cache is None or not ask.asker.form or beside:
-            return self.inner.infer(ask, hears)
-        lookup = Lookup(self, ask, hears)
-        try:
-            lookup.begin()
-        except BaseException:
-            lookup.end()
-            raise
-        return lookup
+        beside = told_headers and isinstance(content, SentPictures)
+        if NAME not in entry.extra or not request.reply.form or beside:
+            self.inner(request)
+            return
+        lookup = Lookup(self, request, content)
+        request.listen(lookup)
+        lookup.begin()
 
 
-class Lookup:
-    """Represents one request, from the look to its answer. Implements `Call` for who asks and `Hears` for
-    what runs."""
+class Lookup(Listener):
+    """Leads one request from the look to its answer."""
 
     __slots__ = (
-        *("_ask", "_asker", "_began", "_bytes", "_caches", "_computing", "_content", "_door", "_fast"),
-        *("_hears", "_in_slot", "_inner", "_keep", "_model", "_over", "_question", "_said", "_seen"),
-        *("_source", "_status", "_sure", "_timer", "abandoned", "follows", "joined"),
+        *("_began", "_bytes", "_caches", "_computing", "_content", "_door", "_entry", "_fast"),
+        *("_in_slot", "_keep", "_model", "_over", "_passed_on", "_question", "_reply", "_request", "_said"),
+        *("_seen", "_source", "_status", "_sure", "_timer", "abandoned", "follows", "joined"),
     )
 
-    def __init__(self, door: CachingDoor, ask: Ask, hears: Hears) -> None:
+    def __init__(self, door: CachingDoor, request: Request, content: Content) -> None:
         self._door = door
-        self._ask = ask
-        asker: Asker = ask.asker
-        content: Content = ask.content
-        self._asker = asker
-        self._hears = hears
+        self._request = request
+        self._entry = request.entry  # for which the answer is kept
+        self._reply = request.reply  # which encodes the answer also when its client has left
         self._content = content
         self._in_slot = content.slot is not None  # the bytes that are compared lie there
         self._caches = door.caches
-        self._model = door.caches.of(ask.entry)
-        self._question = _question(ask, asker, content)
+        self._model = door.caches.of(request.entry)
+        self._question = _question(request, content)
         self._began = monotonic()
-        self._inner: Call | None = None
+        self._passed_on = False  # to what computes it
         self._over = False
         self._status: CacheStatus | None = MISS
         self._said = _NOTHING
@@ -126,7 +136,7 @@ class Lookup:
 
     def begin(self) -> None:
         """Answer it, wait for what will, or pass it on, which may raise."""
-        looked: Looked | None = self._asker.looked  # type: ignore[assignment]  # whoever looks for it, looks here
+        looked: Looked | None = self._reply.looked  # type: ignore[assignment]  # whoever looks for it, looks here
         if looked is None:
             looked = self._caches.known(self._model, self._question, self._began)
         if looked is None:
@@ -134,7 +144,8 @@ class Lookup:
             self._model.count("bypass", 0.0)
         elif self._find(looked):
             return
-        self._inner = self._door.inner.infer(self._ask, self)
+        self._passed_on = True
+        self._door.inner(self._request)
 
     def _find(self, looked: Looked) -> bool:
         """True: it is answered, or will be. False: it goes its way."""
@@ -211,15 +222,15 @@ class Lookup:
             found.joined = {}
         found.joined[self] = None
         self.follows = found
-        ask = self._ask
-        until = promised(ask.entry, ask.arrived, ask.deadline)
+        request = self._request
+        until = promised(self._entry, request.arrived, request.deadline)
         if until < INFINITY:
             self._timer = _later(until - monotonic(), self._too_late)
 
     def _too_late(self) -> None:
         self._timer = None
-        why = f"{self._ask.entry.name}: the deadline passed while an identical request was computed"
-        self._fail(DeadlineExceeded(why))
+        why = f"{self._entry.name}: the deadline passed while an identical request was computed"
+        self._request.fail(DeadlineExceeded(why))
 
     # ── threads ──
 
@@ -246,14 +257,7 @@ class Lookup:
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Never raises: what goes wrong is the request's answer."""
-        try:
-            act()
-        except CarpoolError as error:
-            self._fail(error)
-        except Exception as fault:
-            self._door.service.log.exception("request-failed", model=self._ask.entry.name)
-            self._fail(CarpoolError(f"the server failed on this request: {type(fault).__name__}"))
-            without_stack(fault)
+        self._request.go(lambda _: act())
 
     # ── the same scene ──
 
@@ -314,7 +318,7 @@ class Lookup:
         picture = self._audited_picture
         if picture is None:
             return None
-        audit = CacheAudit(self._door.service, self._ask.sender.source, self._model, picture, found)
+        audit = CacheAudit(self._door.service, self._request.sender.source, self._model, picture, found)
         return partial(audit.begin, bytes(self._question.pieces[0]))
 
     # ── other servers ──
@@ -332,7 +336,7 @@ class Lookup:
         shared.get(name, self._others_said)
         if self._is_decoded or not self._caches.is_waited_for:
             return False
-        slo = self._ask.entry.slo
+        slo = self._entry.slo
         # Without a promise it has its own limit, and this is for a bug in it.
         self._timer = _later(1.0 if slo is None else _PROMISE_PART * slo, self._waited)
         return True
@@ -390,7 +394,8 @@ class Lookup:
     # ── the answer ──
 
     def _pass_on(self) -> None:
-        self._inner = self._door.inner.infer(self._ask, self)
+        self._passed_on = True
+        self._request.go(self._door.inner)
 
     def _answer(self, kept: Kept, status: CacheStatus) -> bool:
         """It was there; whoever waits for this request has it, too. False: its own client has it not, since
@@ -399,10 +404,7 @@ class Lookup:
         ends = not (self._over or self._content.sent)
         try:
             if ends:
-                inner, self._inner = self._inner, None
-                if inner is not None:
-                    inner.cancel()
-                self._deliver(kept, status, cached=inner is None)
+                self._deliver(kept, status, cached=not self._passed_on)
         finally:
             for other in others:
                 other._answer_joined(kept)
@@ -414,52 +416,45 @@ class Lookup:
             self._guarded(partial(self._deliver, kept, JOINED, cached=True))
 
     def _deliver(self, kept: Kept, status: CacheStatus, *, cached: bool) -> None:
-        ask = self._ask
+        request = self._request
         if not self.abandoned:
             if cached:  # else the engine was asked, and that was noted
-                source = ask.sender.source or ask.head.options.source
-                self._caches.from_cache(ask.entry, ask.arrived, ask.head.batch, source)
+                source = request.sender.source or request.head.options.source
+                self._caches.from_cache(self._entry, request.arrived, request.head.batch, source)
             self._model.count(status.kind, monotonic() - self._began)
-        self._send(Made(kept=kept, cache_status=status, entry=ask.entry))
+        self._over = True
+        request.kept, request.cache_status = kept, status
+        request.answer_from(self, Answer())
 
-    def admitted(self) -> None:
-        self._hears.admitted()
-
-    def part(self, answer: Answer) -> None:
-        if not self.abandoned:
-            self._hears.part(answer)
-
-    def done(self, answer: Answer) -> None:
-        """It was computed: keep it, send it, and give it to those who joined. Of most that nobody asked for
-        before, nothing is kept."""
-        made = cast(Made, answer)
-        self._inner = None
-        if made.error is not None:
-            self._fail(made.error, made)
-            return
+    def answered(self, request: Request, answer: Answer) -> Answer:
+        """It was computed: keep it, and give it to those who joined. Of most that nobody asked for before,
+        nothing is kept."""
+        self._over = True
+        self._stop_following()
         others, kept = self.end(), None
         try:
-            if made.entry is self._ask.entry:  # else another version's, which is no answer of this one's
+            # Another version's is no answer of this one's.
+            if answer.error is None and request.entry is self._entry:
                 if others or self._keep or self._seen is not None:
-                    made.kept = kept = self._asker.encode(made)
+                    request.kept = kept = self._reply.encode(request, answer)
                     self._store(kept)
-                made.cache_status = self._status
+                request.cache_status = self._status
                 if self._status is not OFF:
                     self._model.count("miss", monotonic() - self._began)
-            self._send(made)
         finally:
             for other in others:
-                if kept is None:
-                    other.goes_alone()
-                else:
-                    other._answer_joined(kept)
+                other.followed(kept, answer.error)
+        return answer
 
-    def _send(self, made: Made) -> None:
-        """Ends it, once."""
-        over, self._over = self._over, True
-        self._content.drop()
-        if not over and not self.abandoned:
-            self._hears.done(made)
+    def followed(self, kept: Kept | None, error: CarpoolError | None) -> None:
+        """What it waited for is over. Only the first hears of an error; the others are computed once more,
+        each alone. But what is wrong with a picture is wrong for all."""
+        if kept is not None:
+            self._answer_joined(kept)
+        elif isinstance(error, InvalidInput):
+            self._request.fail(error)
+        else:
+            self._goes_alone()
 
     def _store(self, kept: Kept) -> None:
         model, caches, now = self._model, self._caches, monotonic()
@@ -477,47 +472,20 @@ class Lookup:
             caches.shared.put(name, _VALUE.pack(FORMAT, length) + kept.body, ttl)
         self._status = STORED
 
-    def _fail(self, error: CarpoolError, made: Made | None = None) -> None:
-        """Only the first hears of an error; the others are computed once more, each alone. But what is wrong
-        with a picture is wrong for all."""
-        others = self.end()
-        self._stop_following()
-        try:
-            self._send(made or not_made(error))
-        finally:
-            for other in others:
-                if isinstance(error, InvalidInput):
-                    other._fail(error)
-                else:
-                    other.goes_alone()
-
-    def goes_alone(self) -> None:
-        """What it waited for did not come."""
+    def _goes_alone(self) -> None:
         self._stop_following()
         if not self._over:
-            self._guarded(self._pass_on)
+            self._pass_on()
 
-    # ── as `Call` ──
-
-    def ready(self, slot: Slot) -> None:
-        """What runs makes itself ready."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
+    def left(self, request: Request) -> bool:
         """The client has gone. If others wait for the answer, it is computed all the same."""
         self._stop_following()
         if self.joined and not self.abandoned:
             self.abandoned = True
-            return
+            return True
         self.end()
         self._over = True
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            inner.cancel()
-        self._content.drop()
-
-    def release(self) -> None:
-        """Nothing is held for an answer that was sent."""
+        return False
 
     def end(self) -> Iterable[Lookup]:
         """Nobody can join any more. Those who have."""
@@ -541,12 +509,12 @@ class Lookup:
             timer.cancel()
 
 
-def _question(ask: Ask, asker: Asker, content: Content) -> Question:
-    pieces = content.bytes_of(ask.head)
+def _question(request: Request, content: Content) -> Question:
+    form, pieces = request.reply.form, content.bytes_of(request.head)
     if not isinstance(content, SentPictures):
-        return Question(asker.form, ask.head, pieces, ask.sender, asker.wish)
+        return Question(form, request.head, pieces, request.sender, request.wish)
     said = content.options, content.drawn
-    return Question(asker.form, content.asked, pieces, ask.sender, asker.wish, *said, is_picture=True)
+    return Question(form, content.asked, pieces, request.sender, request.wish, *said, is_picture=True)
 
 
 def _read_value(value: bytes) -> Kept | None:

@@ -15,7 +15,7 @@ from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Kept, Roo
 from carpool.cache.cache_key import FORMAT, Digests, Said, Wish, describe
 from carpool.cache.cache_status import CacheStatus, hit
 from carpool.cache.similar import PictureLook, SimilarFrames, SourceAnswers, is_audited, see
-from carpool.config.cache_settings import CacheSettings
+from carpool.extensions.cache.settings import CacheSettings
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Block, CounterRow, Row
@@ -98,6 +98,9 @@ class Looked(NamedTuple):
     seen: PictureLook | None = None
 
 
+NAME = "cache"  # of the extension, in what a catalogue says of it
+
+
 class CacheParts(NamedTuple):
     """Defines what a front end may keep, and with whom it shares."""
 
@@ -110,11 +113,11 @@ class ModelCache:
     """Implements the cache of one model's version, as long as the catalogue has it. Counts what it has."""
 
     def __init__(self, entry: ModelEntry, row: Row, digests: Digests) -> None:
-        assert entry.cache is not None
+        said = entry.extra[NAME]
         self.entry = entry
         self.row = row
-        self.settings = CacheSettings(**entry.cache)
-        self.prefix = f"{FORMAT}\0{entry.name}\0{entry.version}\0{entry.digest}\0".encode()
+        self.settings = CacheSettings(**said["settings"])
+        self.prefix = f"{FORMAT}\0{entry.name}\0{entry.version}\0{said['digest']}\0".encode()
         self._digests = digests
         self._by_source = self.settings.scope == "source"
         self._described: dict[tuple[object, ...], tuple[Said | None, object, object]] = {}
@@ -236,6 +239,9 @@ class Caches:
             found = self._models[entry.key] = ModelCache(entry, row, self.digests)
         return found
 
+    def holds_back(self, entry: ModelEntry) -> bool:
+        return self.of(entry).holds_back
+
     def known(self, model: ModelCache, asked: Question, now: float) -> Looked | None:
         """Returns the one look for an answer, as far as it takes no thread. None: this is neither looked up
         nor kept."""
@@ -294,18 +300,19 @@ class Caches:
     def _renewed(self, catalog: Catalog) -> None:
         """What is not served any more, or was cleared by somebody, goes."""
         known = {entry.key: entry for entry in catalog.entries.values()}
+        cleared: Mapping[str, int] = catalog.extra.get(NAME, {}).get("cleared", {})
         for key, model in list(self._models.items()):
             if known.get(key) is not model.entry:
                 self._forget(key, "reload")
-            elif catalog.cleared.get(model.entry.name, 0) != self._cleared.get(model.entry.name, 0):
+            elif cleared.get(model.entry.name, 0) != self._cleared.get(model.entry.name, 0):
                 self._forget(key, "cleared")
-        if self.shared is not None and any(entry.cache is not None for entry in known.values()):
-            for name in catalog.cleared:
-                if catalog.cleared[name] != self._cleared.get(name, 0):
+        if self.shared is not None and any(NAME in entry.extra for entry in known.values()):
+            for name in cleared:
+                if cleared[name] != self._cleared.get(name, 0):
                     self.marks.pop(name, None)
             with suppress(RuntimeError):  # no loop runs yet
                 self._follow(self.shared)
-        self._cleared = catalog.cleared
+        self._cleared = cleared
 
     def _forget(self, key: int, why: str) -> None:
         model = self._models.pop(key, None)
@@ -357,9 +364,7 @@ class Caches:
         self._timeouts = shared.timeouts
         if not shared.up:
             self.marks.clear()
-        for name in {
-            name for (name, _), entry in self._door.catalog.entries.items() if entry.cache is not None
-        }:
+        for name in {name for (name, _), entry in self._door.catalog.entries.items() if NAME in entry.extra}:
             shared.mark(name, partial(self._marked, shared, name))
 
     def _marked(self, shared: SharedAnswers, name: str, word: bytes | None) -> None:

@@ -3,22 +3,27 @@ around the door for its model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from time import thread_time
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError
-from carpool.frontend.calls.asking import Infers
 from carpool.frontend.calls.client_memory import ClientMemory
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.lane import Choice, ModelLane
+from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.sampling import Sampler
+from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.link.door import Answer, Catalog, Door, ModelEntry
+from carpool.memory.arena import Slot
 from carpool.observe.counters import Block, CounterRow, Row
 from carpool.observe.logs import logger
 from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.frontend.calls.call import ClientCall
+    from carpool.frontend.calls.request import Request
 
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 
@@ -26,15 +31,26 @@ _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 class Observer(Protocol):
     """Sees how requests end, in the loop's thread: it must not raise or take long."""
 
-    def answered(self, call: ClientCall, answer: Answer, times: tuple[float, float, float]) -> None:
+    def answered(self, call: Request, answer: Answer, times: tuple[float, float, float]) -> None:
         """Notes that a call was answered well: when it was offered, when that was done, and now, by
         `time.monotonic()`."""
 
-    def failed(self, call: ClientCall, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
+    def failed(self, call: Request, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
+
+
+SeesPictures: TypeAlias = Callable[[ModelEntry, SentPictures, Slot | None], None]
+"""Sees what goes to the engine before it is decoded, with the slot of a file that lies in one already."""
 
 
 class CallService:
     """Serves the calls of one front end, and is used in its loop's thread only."""
+
+    lane: Callable[[ModelEntry], ModelLane]
+    """Returns what requests for this version pass."""
+    choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None]
+    """Returns what chooses between versions, for requests with these fields that name none."""
+    choice_fields: frozenset[bytes]
+    """With one of these fields a request may ask for a choice where there is none."""
 
     def __init__(
         self,
@@ -48,17 +64,21 @@ class CallService:
         self.forward = forward  # headers that models are told
         self.log = logger(name)
         self.door = door
-        self.features: dict[int, Infers] = {}  # by the entry's key: for models that have more than the door
         self.server_row = block.server
         self.max_body_bytes = max_body_bytes
         self.memory = ClientMemory(door, max_body_bytes)
         self.pictures = PictureService(door, picture_threads, self.row)
         self.observers: tuple[Observer, ...] = ()
-        self.sampler: Sampler | None = None  # while a model is watched for drift
+        self.see_pictures: tuple[SeesPictures, ...] = ()
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+        self.charge_to(Accounts(0))
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
+
+    def charge_to(self, accounts: Accounts) -> None:
+        """Long work for a client is charged to these accounts from here on."""
+        self.fair_threads = FairThreads(accounts, self.threads, _THREADS, _THREADS, thread_time)
 
     def row(self, entry: ModelEntry) -> Row:
         """Returns this process's counters for a model version, kept as long as the catalogue they were taken

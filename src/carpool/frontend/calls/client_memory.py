@@ -27,6 +27,7 @@ from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.codec import to_binary
+from carpool.wire.strings import Between, go_on
 from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, check_binary
 
 _AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond
@@ -215,14 +216,15 @@ class Fetch:
         if by_engine:
             self.head.regions = known.places
 
-    def into(self, view: memoryview) -> None:
+    def into(self, view: memoryview, between: Between = go_on) -> None:
         """Copy the inputs and look at those that need it. Safe in any thread; raises `InvalidInput`."""
         if self.by_engine:
             return
         for move, region in zip(self._plan.moves, self._regions, strict=True):
+            between()
             region.read(move.place.offset, view[move.start : move.end], move.owner)
         if self._plan.checked:
-            check_binary(self._plan.checked, view, "")
+            check_binary(self._plan.checked, view, "", between)
 
 
 @dataclass(frozen=True, slots=True)

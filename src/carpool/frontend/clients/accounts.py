@@ -18,7 +18,6 @@ Whose work is done next, of what waits for a thread or a turn, `FairQueue` says.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address, IPv6Network
@@ -162,7 +161,6 @@ class Accounts:
         # A body may be freed, and so give its bytes back, at any point of any thread: it is taken twice then.
         self._lock = threading.RLock()
         self._freed = 0
-        self._spent_elsewhere: deque[tuple[str, float]] = deque()  # in threads, and not yet charged
         self.patience_s = PATIENCE_S
 
     @property
@@ -346,7 +344,6 @@ class Accounts:
     def sweep(self, now: float) -> None:
         """Now and then: give up answers of which too little is taken, and forget clients who are gone."""
         self._look(now)
-        self._charge_elsewhere(now)
         for stake in [one for one in self._waiting if now - one.since >= self.patience_s]:
             if stake.holder is not None:
                 stake.holder.give_up()
@@ -363,18 +360,8 @@ class Accounts:
         account.bucket.spend(seconds, now)
         return 0.0 if self.alone else account.bucket.rest_s(now)
 
-    def spend_elsewhere(self, name: str, seconds: float) -> None:
-        """As `spend`, from any thread; it counts when somebody's rest is asked for."""
-        self._spent_elsewhere.append((name, seconds))
-
-    def _charge_elsewhere(self, now: float) -> None:
-        while self._spent_elsewhere:
-            name, seconds = self._spent_elsewhere.popleft()
-            self.spend(self.account(name, now), seconds, now)
-
     def rest_s(self, name: str, now: float) -> float:
         """Returns for how long a client is to rest."""
-        self._charge_elsewhere(now)
         account = self._accounts.get(name)
         return 0.0 if account is None else self.spend(account, 0.0, now)
 

@@ -1,5 +1,5 @@
-"""Threads for what clients make us decode, shared fairly among them: see `FairQueue`. A client that has had
-its part of the time rests while there are others."""
+"""Threads for what clients make us decode and look through, shared fairly among them: see `FairQueue`. A
+client that has had its part of the time rests while there are others, and what it has left behind stops."""
 
 from __future__ import annotations
 
@@ -8,47 +8,97 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
+from traceback import clear_frames
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from carpool.errors import Cancelled
 from carpool.frontend.clients.accounts import Accounts, FairQueue
+
+T = TypeVar("T")
+Between: TypeAlias = Callable[[], None]
+"""Is called between the steps of work, in its thread; raises `Cancelled` if nobody waits for it any more."""
 
 _LONGEST_REST_S = 1.0
 
 
-class _Work:
-    __slots__ = ("client", "done", "run")
+class ThreadWork(Generic[T]):
+    """Represents work for one client. `done` is done when no thread has it any more."""
 
-    def __init__(self, client: str, run: Callable[[], None], done: asyncio.Future[None]) -> None:
+    __slots__ = ("_clock", "_run", "_wanted", "begun", "client", "done", "seconds")
+
+    def __init__(self, client: str, run: Callable[[Between], T], clock: Callable[[], float]) -> None:
         self.client = client
-        self.run = run
-        self.done = done
+        self._clock = clock
+        self._run: Callable[[Between], T] = run
+        self._wanted = True
+        self.begun = False
+        self.seconds = 0.0
+        self.done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(self._forget)
 
-    def forget(self, _done: asyncio.Future[None]) -> None:
+    def stop(self) -> None:
+        """Nobody wants it any more. Where it runs already, it ends between two of its steps."""
+        self._wanted = False
+        if not self.begun:
+            self.done.cancel()
+
+    @property
+    def failed(self) -> bool:
+        """It is done, and has no result."""
+        return self.done.cancelled() or self.done.exception() is not None
+
+    def _forget(self, _done: asyncio.Future[T]) -> None:
         """It may still stand in the queue, and is not to keep what it would have worked on."""
-        self.run = _nothing
+        self._wanted = False
+        self._run = _nothing
+
+    # ── in a thread ──
+
+    def run(self) -> T:
+        began = self._clock()
+        try:
+            return self._run(self._between)
+        finally:
+            self.seconds = self._clock() - began
+
+    def _between(self) -> None:
+        if not self._wanted:
+            raise Cancelled("the client left")
 
 
 class FairThreads:
-    """Runs work in threads, and is to be used in the loop's thread. Of one client's work, one piece runs at a
-    time."""
+    """Runs work in threads, and is to be used in the loop's thread."""
 
-    def __init__(self, accounts: Accounts, pool: Executor, most: int) -> None:
-        """Makes a queue that runs `most` at a time."""
+    def __init__(
+        self,
+        accounts: Accounts,
+        pool: Executor,
+        most: int,
+        each: int = 1,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Makes a queue that runs `most` at a time, and of one client's work `each`. What work costs is read
+        from the `clock`, in its thread."""
         self._accounts = accounts
         self._pool = pool
         self._free = most
-        self._queue: FairQueue[_Work] = FairQueue(lambda work: not work.done.done())
+        self._each = each
+        self._clock = clock
+        self._queue: FairQueue[ThreadWork[Any]] = FairQueue(lambda work: not work.done.done())
         self._next: asyncio.Handle | None = None  # look for what may begin: one, however much waits
 
     def submit(self, client: str, run: Callable[[], None], since: float = 0.0) -> asyncio.Future[None]:
         """Returns a future that is done when the work was run. What is cancelled before is not run, and
         forgotten. Of one client's, what was begun first goes first: if the rest is submitted as soon as this
         is done, one is half done at a time, and in memory."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        work = _Work(client, run, done)
-        done.add_done_callback(work.forget)
+        return self.begin(client, lambda _: run(), since).done
+
+    def begin(self, client: str, run: Callable[[Between], T], since: float = 0.0) -> ThreadWork[T]:
+        """Does the same for work that has a result, and that calls what it is given between its steps."""
+        work = ThreadWork(client, run, self._clock)
         self._queue.push(client, since, work)
         self._go_on()
-        return done
+        return work
 
     def _go_on(self) -> None:
         if self._next is not None:
@@ -56,8 +106,8 @@ class FairThreads:
             self._next = None
         loop, now, resting = asyncio.get_running_loop(), monotonic(), [_LONGEST_REST_S]
 
-        def may(work: _Work) -> bool:
-            if self._queue.running(work.client):
+        def may(work: ThreadWork[Any]) -> bool:
+            if self._queue.running(work.client) >= self._each:
                 return False
             rest_s = self._accounts.rest_s(work.client, now)
             if rest_s > 0.0:
@@ -65,37 +115,38 @@ class FairThreads:
             return rest_s <= 0.0
 
         while self._free and (found := self._queue.pop(may)) is not None:
+            client, work = found
+            try:
+                running = loop.run_in_executor(self._pool, work.run)
+            except RuntimeError:  # the threads have ended
+                self._queue.ended(client, 0.0)
+                work.done.cancel()
+                continue
             self._free -= 1
-            running = loop.run_in_executor(self._pool, _timed, found[1].run)
-            running.add_done_callback(partial(self._ended, found[1]))
+            work.begun = True
+            running.add_done_callback(partial(self._ended, work))
         if self._free and len(resting) > 1:
             self._next = loop.call_later(min(resting), self._go_on)
 
-    def _ended(self, work: _Work, running: asyncio.Future[float]) -> None:
+    def _ended(self, work: ThreadWork[Any], running: asyncio.Future[Any]) -> None:
         self._free += 1
         error = asyncio.CancelledError() if running.cancelled() else running.exception()
-        seconds = running.result() if error is None else 0.0
-        self._queue.ended(work.client, seconds)
+        self._queue.ended(work.client, work.seconds)
         now = monotonic()
-        self._accounts.spend(self._accounts.account(work.client, now), seconds, now)
+        self._accounts.spend(self._accounts.account(work.client, now), work.seconds, now)
         if not work.done.done():
             if isinstance(error, asyncio.CancelledError):
                 work.done.cancel()
             elif error is not None:
+                clear_frames(error.__traceback__)  # they hold the work, and that its future with this stack
                 work.done.set_exception(error)
             else:
-                work.done.set_result(None)
+                work.done.set_result(running.result())
         if self._next is not None:
             self._next.cancel()
         # Not yet: first the rest of this may be submitted.
         self._next = asyncio.get_running_loop().call_soon(self._go_on)
 
 
-def _nothing() -> None:
+def _nothing(_between: Between) -> Any:
     """Is left to be done."""
-
-
-def _timed(run: Callable[[], None]) -> float:
-    began = monotonic()
-    run()
-    return monotonic() - began

@@ -129,7 +129,7 @@ async def _load(service: GrpcService, request: Any) -> Document:
             asked["config"] = _value(parameter, name, "string_param")
         elif name.startswith(_FILE):
             content = _value(parameter, name, "bytes_param")
-            encoded = await service.aside(len(content), base64.b64encode, content)
+            encoded = await service.aside("", len(content), base64.b64encode, content)
             asked.setdefault("files", {})[name.removeprefix(_FILE)] = encoded.decode()
         else:
             raise _wrong(
@@ -198,7 +198,7 @@ async def _trace_setting(service: GrpcService, request: Any) -> Document:
     """A setting without a value is cleared."""
     changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
     asked = {"model": request.model_name, "settings": changes}
-    in_force = await service.door.ask("trace-settings", asked)
+    in_force = await service.door.ask("tracing/settings", asked)
     told = {name: value if isinstance(value, list | tuple) else [value] for name, value in in_force.items()}
     return {"settings": {name: {"value": list(map(str, values))} for name, values in told.items()}}
 
@@ -425,9 +425,9 @@ def _work(
     request_class = message_class(f"{call.name}Request")
     response_class = message_class(f"{call.name}Response")
 
-    async def answered(message: bytes, who: Principal | None) -> bytes:
+    async def answered(rpc: Rpc, message: bytes, who: Principal | None) -> bytes:
         _check_cost(call, message)
-        request = await service.aside(len(message), parse, request_class, message)
+        request = await service.aside(rpc.client, len(message), parse, request_class, message)
         _check_concerned(call, request, who)
         document = call.answer(service, request, *((who,) if call.told_who else ()))
         if isinstance(document, Awaitable):
@@ -437,7 +437,7 @@ def _work(
     async def handle(rpc: Rpc, who: Principal | None, message: bytes) -> bytes | None:
         with service:
             try:
-                return await answered(message, who)
+                return await answered(rpc, message, who)
             except CarpoolError as known:
                 error = known
             except Exception as unknown:

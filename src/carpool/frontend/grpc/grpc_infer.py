@@ -1,5 +1,5 @@
 """Implements ModelInfer: what calls say in their metadata and messages, and how they are answered. What
-happens in between is in `frontend.calls.call`; streams are in `stream_infer`."""
+happens in between is in `frontend.calls.request`; streams are in `stream_infer`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.calls.asking import Made
-from carpool.frontend.calls.call import ClientCall
+from carpool.frontend.calls.lane import ModelLane
+from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
@@ -25,7 +26,6 @@ from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
-from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -45,9 +45,8 @@ from carpool.link.step_times import Times, in_words, there
 from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import LARGE, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.counters import Row
 from carpool.types import Datatype, StepTiming
-from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
+from carpool.wire.v2 import Buffer, RequestHead, check_head
 
 COMPRESSION: Final = "x-carpool-compression"
 CACHE_WORDS: Final = "x_carpool_cache"
@@ -125,13 +124,13 @@ def read_metadata(metadata: Metadata, who: Principal | None = None, client: str 
     return CallMetadata(budget, sender, compression, wish, side, metadata)
 
 
-class GrpcCall(ClientCall):
+class GrpcCall(RequestReply):
     """`reply` gets the answer or the failure, once, unless the client has left."""
 
-    __slots__ = ("_asked", "_family", "_more", "_reply", "_service", "_who", "id")
+    __slots__ = ("_asked", "_family", "_more", "_reply", "_service", "_who", "id", "request")
 
     form = "grpc"
-    refuses_many = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
+    one_answer = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
 
     def __init__(
         self,
@@ -143,11 +142,11 @@ class GrpcCall(ClientCall):
         more: bytes = b"",
         slot: Slot | None = None,
     ) -> None:
-        super().__init__(service, asked.sender, deadline, monotonic())
-        self._service = service  # as `service`, whose class is the base's
-        self._slot = slot  # that the message is in
+        self.request = request = Request(service, self, asked.sender, deadline, monotonic())
+        request.refuses_many = self.one_answer
+        request.slot = slot  # that the message is in
+        self._service = service
         self._asked = asked
-        self.row = None
         self.id = b""
         self._family: Family | None = None
         self._who = who
@@ -157,7 +156,7 @@ class GrpcCall(ClientCall):
     def begin_known(self, message: Message) -> bool:
         """As `begin`, for a message like one that came before and whose tensor can stay where it is, or is in
         its client's memory: then nothing is waited for. False: nothing was done."""
-        service, in_slot = self._service, self._slot is not None
+        service, in_slot = self._service, self.request.slot is not None
         parts = service.families.recognise(message)
         if parts is None or parts.family is None or in_slot != bool(parts.contents):
             return False
@@ -167,21 +166,22 @@ class GrpcCall(ClientCall):
             return False
         if in_slot and not head.plain:
             return False
-        if service.routing.splits or self._asked.side or sends_pictures(family.entry, head):
+        if family.lane.divided or self._asked.side or sends_pictures(family.lane.entry, head):
             return False
         service.server_row.add(BYTES_RECEIVED, len(message))
-        self.entry, self.row, self.head, self._family = family.entry, family.row, head, family
+        self.request.entry, self.request.row, self.request.infer = family.lane[:3]
+        self.request.head, self._family = head, family
         try:
             check_model(self._who, family.model)
             self._check_size(head)
             if in_slot:
-                self._offer_in_place(head, parts.tail)
+                self.request.offer_in_place(head, parts.tail)
             else:
-                self._offer_pieces(head, (), checked=False)
+                self.request.offer_pieces(head, (), checked=False)
         except CarpoolError as error:
-            self._fail(error)
+            self.request.fail(error)
         except Exception as fault:
-            self._fail_unexpectedly(fault)
+            self.request.fail_unexpectedly(fault)
         return True
 
     def _check_size(self, head: RequestHead) -> None:
@@ -197,11 +197,13 @@ class GrpcCall(ClientCall):
             if not service.door.serving:
                 known = service.families.recognise(message)
                 if known is not None and known.family is not None:  # of the last engine: counted there
-                    self.entry, self.row = known.family.entry, known.family.row
+                    self.request.enter(known.family.lane)
                 raise not_serving()
             parts = service.families.recognise(message) or messages.take_apart(message)
             if parts is None:
-                parts = await service.aside(_DEARER * len(message), messages.take_apart_whole, message)
+                parts = await service.aside(
+                    self.request.client, _DEARER * len(message), messages.take_apart_whole, message
+                )
             missing = ""
             try:
                 family = await self._understood(parts)
@@ -210,8 +212,8 @@ class GrpcCall(ClientCall):
             if missing:
                 check_model(self._who, missing)
                 parts = self._moved(message, parts)
-                await service.demands.loaded(missing, self.deadline, len(message))
-                self.arrived = self._offered_at = monotonic()  # the promise begins now
+                await service.demands.loaded(missing, self.request.deadline, len(message))
+                self.request.promise_begins(monotonic())
                 family = await self._understood(parts)
             elif parts.family is None:
                 service.families.remember(message, parts, family)
@@ -219,38 +221,38 @@ class GrpcCall(ClientCall):
             check_model(self._who, family.model)
             await self._offer_message(family, message, parts)
         except CarpoolError as error:
-            self._fail(error)
+            self.request.fail(error)
         except Exception as fault:
-            self._fail_unexpectedly(fault)
+            self.request.fail_unexpectedly(fault)
 
     async def _offer_message(self, family: Family, message: Message, parts: Parts) -> None:
         service, head = self._service, family.head
         self._check_size(head)
-        pictures = sends_pictures(self.entry, head)
-        if self._slot is not None and family.contents is not None:
-            self._let_go()
-        if self._slot is not None:
+        pictures = sends_pictures(self.request.entry, head)
+        if self.request.slot is not None and family.contents is not None:
+            self.request.give_back()
+        if self.request.slot is not None:
             if len(parts.contents) == 1 and head.plain and not pictures:
-                self._offer_in_place(head, parts.tail)
+                self.request.offer_in_place(head, parts.tail)
                 return
             parts = self._moved(message, parts)
         if pictures:
-            model = service.pictures.model(self.entry)
+            model = service.pictures.model(self.request.entry)
             tail = b"".join(family.tensor_bytes(parts))
-            read = await service.aside(len(tail), TensorPictures, model, head, tail)
-            self._renew()
-            self._offer_pictures(read)
+            read = await service.aside(self.request.client, len(tail), TensorPictures, model, head, tail)
+            self.request.renew()
+            self.request.offer_pictures(read)
             return
-        work = self._offer_pieces(head, family.tensor_bytes(parts), checked=False)
+        work = self.request.offer_pieces(head, family.tensor_bytes(parts), checked=False)
         if work is not None:
             await asyncio.wait([work])  # so that the requests of a stream keep their order
 
     def _moved(self, message: Message, parts: Parts) -> Parts:
         """Returns the same in other memory, if they came into a slot and cannot stay there."""
-        if self._slot is None:
+        if self.request.slot is None:
             return parts
         copied = bytes(message)
-        self._let_go()
+        self.request.give_back()
         return messages.take_apart(copied) or messages.take_apart_whole(copied)
 
     async def _understood(self, parts: Parts) -> Family:
@@ -263,13 +265,15 @@ class GrpcCall(ClientCall):
             messages.check_text(self.id)
         if family is None:
             size = len(parts.rest)
-            request, typed = await service.aside(size, messages.read_request, parts)
+            request, typed = await service.aside(self.request.client, size, messages.read_request, parts)
             missing: NotLoaded | None = None
             try:
                 self._look_up(request.model_name, request.model_version)
             except NotLoaded as unloaded:
                 missing = unloaded
-            family = await service.aside(size, messages.read_family, request, parts.contents, typed)
+            family = await service.aside(
+                self.request.client, size, messages.read_family, request, parts.contents, typed
+            )
             if missing is not None:  # and the request is not wrong for any model, for which none is loaded
                 raise missing
             self._check(family)
@@ -278,9 +282,10 @@ class GrpcCall(ClientCall):
             service.families.keep(parts, family)
         elif family.catalog is not service.door.catalog:
             self._check(family)
-        self.entry, self.row, self.head = family.entry, family.row, family.head
-        if (service.routing.splits or self._asked.side) and not family.version:
-            self._choose_side()
+        self.request.enter(family.lane)
+        self.request.head = family.head
+        if (family.lane.divided or self._asked.side) and not family.version:
+            self._choose_version(family.lane.entry)
         return family
 
     async def _read_typed(self, family: Family) -> None:
@@ -289,48 +294,47 @@ class GrpcCall(ClientCall):
         size = sum(len(piece) for contents in family.typed for piece in contents or ())
         if any(tensor.datatype is Datatype.BYTES for tensor in family.head.inputs):
             size *= _DEARER
-        await service.aside(size, messages.read_typed, family, service.max_body_bytes)
+        await service.aside(self.request.client, size, messages.read_typed, family, service.max_body_bytes)
 
-    def _choose_side(self) -> None:
-        """It names no version, and there may be two."""
-        asked, service = self._asked, self._service
-        self.rollout = split = service.routing.split(self.entry.name, asked.side, tensors=True)
-        if split is not None:
-            sender = self.sender.with_options(self.head.options)
-            self.entry = split.choose(sender, self.arrived, asked.headers, asked.side)
-            self.row = service.row(self.entry)
+    def _choose_version(self, newest: ModelEntry) -> None:
+        """It names no version, and there may be several to choose from."""
+        service = self._service
+        self.request.choice = choice = service.choose(newest, self._asked.headers, True)
+        if choice is not None:
+            sender = self.request.sender.with_options(self.request.head.options)
+            self.request.enter(service.lane(choice.choose(sender, self.request.arrived)))
 
     def _check(self, family: Family) -> None:
-        family.entry, family.row = self._look_up(family.model, family.version)
-        if sends_pictures(family.entry, family.head):
-            check_pictures(family.entry, family.head)
+        family.lane = self._look_up(family.model, family.version)
+        entry = family.lane.entry
+        if sends_pictures(entry, family.head):
+            check_pictures(entry, family.head)
         else:
-            check_head(family.head, family.entry.signature)
+            check_head(family.head, entry.signature)
         family.catalog = self._service.door.catalog
 
-    def _look_up(self, model: str, version: str) -> tuple[ModelEntry, Row]:
-        self.entry = entry = self._service.look_up(model, version)
-        self.row = row = self._service.row(entry)
-        return entry, row
+    def _look_up(self, model: str, version: str) -> ModelLane:
+        lane = self._service.lane(self._service.look_up(model, version))
+        self.request.enter(lane)
+        return lane
 
-    # ── as `ClientCall` asks ──
+    # ── as a `RequestReply` ──
 
-    def _current(self) -> tuple[ModelEntry, Row]:
+    def current(self) -> ModelLane:
         family = self._family
         assert family is not None
         entry = self._service.look_up(family.model, family.version)
-        if self.rollout is not None:
-            self.rollout = split = self._service.routing.split(entry.name, tensors=True)
-            if split is not None:
-                entry = split.candidate if self.entry.version == split.candidate.version else split.stable
-        return entry, self._service.row(entry)
+        if self.request.choice is not None:
+            self.request.choice = choice = self._service.choose(entry, {}, True)
+            if choice is not None:
+                same = (one for one in choice.entries if one.version == self.request.entry.version)
+                entry = next(same, choice.entries[0])
+        return self._service.lane(entry)
 
-    @property
-    def request_id(self) -> str:
+    def request_id(self, request: Request) -> str:
         return self.id.decode(errors="replace")
 
-    @property
-    def sent_fields(self) -> Mapping[bytes, bytes]:
+    def fields(self) -> Mapping[bytes, bytes]:
         return self._asked.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
@@ -339,50 +343,52 @@ class GrpcCall(ClientCall):
     def named(self, head: RequestHead) -> RequestHead:
         return replace(head, id=self.id.decode())
 
-    def _what(self) -> Mapping[str, str]:
+    def facts(self, request: Request) -> Mapping[str, str]:
         return {"id": self.id.decode(errors="replace")[:80]}
 
-    def encode(self, made: Made) -> Kept:
-        return Kept(messages.encode_outputs(self._listed(made, made.placed)))
+    def encode(self, request: Request, answer: Answer) -> Kept:
+        return Kept(messages.encode_outputs(self._listed(request, answer)))
 
-    def _listed(self, answer: Answer, placed: Mapping[str, Placed]) -> Sequence[tuple[bytes, Buffer]]:
-        asked, outputs = self.head.outputs, answer.outputs
+    def _listed(self, request: Request, answer: Answer) -> Sequence[tuple[bytes, Buffer]]:
+        head, outputs, placed = request.head, answer.outputs, request.placed
+        asked = head.outputs
         if answer.timing.__class__ is StepTiming:
-            return messages.list_outputs(self.entry, there(asked, outputs), outputs, placed)
+            return messages.list_outputs(request.entry, there(asked, outputs), outputs, placed)
         if not isinstance(outputs, DeclaredOutputs):
-            return messages.list_outputs(self.entry, asked, outputs, placed)
-        known = outputs.known(self.head)
+            return messages.list_outputs(request.entry, asked, outputs, placed)
+        known = outputs.known(head)
         if known is not None:
             return list(zip(known, outputs.pieces(), strict=True))
-        listed = messages.list_outputs(self.entry, asked, outputs, placed)
+        listed = messages.list_outputs(request.entry, asked, outputs, placed)
         if all(one.shared_memory is None and not one.classification for one in asked):
-            outputs.template.said = self.head, [head for head, _ in listed]
+            outputs.template.said = head, [head for head, _ in listed]
         return listed
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        entry, more = self.entry, self._more
+    def answer(self, request: Request, answer: Answer) -> None:
+        kept, more = request.kept, self._more
         listed: Sequence[tuple[bytes, Buffer]] = ()
-        if more and self.cache_status is not None:  # a stream has no metadata for each of its answers
-            more += messages.text_parameter(CACHE_WORDS, self.cache_status.words)
+        if more and request.cache_status is not None:  # a stream has no metadata for each of its answers
+            more += messages.text_parameter(CACHE_WORDS, request.cache_status.words)
         if kept is None:
-            listed = self._listed(answer, placed)
+            listed = self._listed(request, answer)
         else:
             more = kept.body + more
         if answer.timing.__class__ is StepTiming:
             more += messages.text_parameter("carpool_steps", in_words(answer.timing))
-        pieces, size = messages.answer_pieces(entry, self.id, listed, self._times(answer.timing), more)
+        times = request.times(answer.timing)
+        pieces, size = messages.answer_pieces(request.entry, self.id, listed, times, more)
         held = answer.held
-        if size > LARGE and held is not None and not self._more:
+        if size > LARGE and held is not None:
             answer.taken = True
             self._service.server_row.add(BYTES_SENT, sum(map(len, pieces)))
             self._reply(LongReply(pieces, held.release))
-            self._answer(answer, placed, begun=True)
+            request.written(answer)
             return
         response = b"".join(pieces)
         self._service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
-    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
         self._reply(Failure(error, times))
 
 
@@ -446,8 +452,8 @@ class UnaryInfer:
         slot, self._slot = self._slot, None
         deadline = asked.deadline(rpc, rpc.since)
         call = self._call = GrpcCall(service, asked, deadline, who, self._reply, slot=slot)
-        call.wish = asked.wish
-        call.client = call.client or rpc.client
+        call.request.wish = asked.wish
+        call.request.client = call.request.client or rpc.client
         if compressed:
             self._task = begin_now(self._inflate(message))
         elif not call.begin_known(message):
@@ -462,7 +468,7 @@ class UnaryInfer:
         except Ended:
             self.left()
             return
-        call.arrived = monotonic()
+        call.request.arrived = monotonic()
         await call.begin(plain)
 
     def _reply(self, result: bytes | LongReply | Failure) -> None:
@@ -471,7 +477,7 @@ class UnaryInfer:
             if isinstance(result, LongReply):
                 result.ended()
             return
-        status = call.cache_status
+        status = call.request.cache_status
         metadata: Metadata = ()
         self._over()
         if status is not None:
@@ -491,7 +497,7 @@ class UnaryInfer:
             slot.release()
         if call is not None:
             self._over()
-            call.leave()
+            call.request.leave()
         if task is not None:
             task.cancel()
 

@@ -15,7 +15,9 @@ from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, retry_after, without_stack
 from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.packing import AT_ONCE
+from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.front_service import FrontService
@@ -25,7 +27,6 @@ from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
 from carpool.frontend.grpc.stream_turns import OpenStream, StreamTurns
 from carpool.frontend.http.infer_route import LargestBody
-from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import Catalog, Door
 from carpool.link.step_times import Times
 from carpool.memory.layout import answer_size
@@ -72,8 +73,10 @@ class GrpcService(FrontService):
         picture_threads: int = 1,
         cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
+        started: StartedWith | None = None,
     ) -> None:
-        super().__init__("grpc", door, block, settings.max_body_bytes, picture_threads, cache, forward)
+        most = settings.max_body_bytes
+        super().__init__("grpc", door, block, most, picture_threads, cache, forward, (), started)
         self.largest_message = 0  # what a model took that is gone now stays allowed: it may come back
         door.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
         self._allow(largest_message(door.catalog, settings))
@@ -85,6 +88,7 @@ class GrpcService(FrontService):
         self.running = 0
         most = settings.max_connections
         self.accounts = Accounts(most, most, within_limit(MOST_BYTES) // settings.front_ends)
+        self.charge_to(self.accounts)
         self.inflating = Shares(_MOST_INFLATING)
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)
@@ -107,11 +111,11 @@ class GrpcService(FrontService):
         catalog = self.door.catalog
         return self.door.serving and catalog.ready and catalog.able and not self.stopping.is_set()
 
-    async def aside(self, size: int, function: Callable[..., T], *arguments: object) -> T:
+    async def aside(self, client: str, size: int, function: Callable[..., T], *arguments: object) -> T:
         """Work on so many bytes: in a thread, if everybody else would have to wait for it."""
         if size <= AT_ONCE:
             return function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+        return await self.fair_threads.begin(client, lambda _: function(*arguments)).done
 
     def admit(self, rpc: Rpc, client: str, *, spared: bool) -> bool:
         """Count a call in its client's account; False if that has its part of all calls, or of all bytes."""

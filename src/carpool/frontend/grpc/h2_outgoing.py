@@ -140,8 +140,8 @@ class Outgoing:
     def send_head(self, rpc: Rpc, head: bytes) -> None:
         self.send_block(rpc.number, h2.END_HEADERS, head)
 
-    def send_data(self, rpc: Rpc, data: bytes) -> None:
-        rpc.pending.append(memoryview(data))
+    def send_data(self, rpc: Rpc, *pieces: Message) -> None:
+        rpc.pending += [memoryview(piece) for piece in pieces if len(piece)]
         self.pump(rpc)
 
     def send_end(self, rpc: Rpc, last: bytes) -> None:

@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput, ModelError, TooLarge
+from carpool.frontend.calls.lane import ModelLane
 from carpool.frontend.grpc.message_fields import LENGTH, FieldBudget, Malformed, fields_of
 from carpool.frontend.grpc.typed_contents import malformed, typed_tensor
 from carpool.link.door import Catalog, ModelEntry
 from carpool.link.step_times import Times
-from carpool.observe.counters import Row
 from carpool.types import RequestedOutput, Scalar, Tensor
 from carpool.wire.codec import check_array, to_binary
 from carpool.wire.head import (
@@ -77,8 +77,7 @@ class Family:
     contents: Sequence[Buffer] | None  # where they were not raw: made so
     typed: Sequence[Sequence[Buffer] | None] = ()  # until that is done: as they came, for each input
     catalog: Catalog | None = None
-    entry: ModelEntry = field(init=False)  # with the row, right while `catalog` is the one in force
-    row: Row = field(init=False)
+    lane: ModelLane = field(init=False)  # right while `catalog` is the one in force
 
     def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
         return parts.contents if self.contents is None else self.contents
@@ -458,7 +457,12 @@ def text_parameter(name: str, value: str) -> bytes:
 
 
 def in_stream(response: bytes) -> bytes:
-    return framing(_INFER_RESPONSE, len(response)) + response
+    return before_in_stream(len(response)) + response
+
+
+def before_in_stream(size: int) -> bytes:
+    """Returns what stands before a response of so many bytes."""
+    return framing(_INFER_RESPONSE, size)
 
 
 def list_outputs(

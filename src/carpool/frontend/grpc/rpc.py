@@ -466,7 +466,9 @@ class Rpc:
             raise Ended
         flag, head = b"\x00", HEAD
         if self.compress and self.compress in self.head.accepts:
-            flag, message = await self.service.aside(len(message), compressed, message, self.compress)
+            flag, message = await self.service.aside(
+                self.client, len(message), compressed, message, self.compress
+            )
             head = HEADS[self.compress]
             if self.over:
                 raise Ended
@@ -477,6 +479,30 @@ class Rpc:
         if self.pending:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
+
+    @property
+    def compresses(self) -> bool:
+        """Its answers are compressed."""
+        return bool(self.compress) and self.compress in self.head.accepts
+
+    async def write_long(self, pieces: Sequence[Message], ended: Callable[[], None]) -> None:
+        """As `write`, uncompressed, from memory that is not copied before it is sent. `ended` is called once,
+        when nothing of it is needed any more."""
+        outgoing = self._outgoing
+        if self.over or outgoing is None:
+            ended()
+            raise Ended
+        if not self._head_sent:
+            self._head_sent = True
+            outgoing.send_head(self, HEAD)
+        self._ended, self._long_since = ended, monotonic()
+        self.service.long_answers[self] = None
+        size = sum(map(len, pieces))
+        outgoing.send_data(self, b"\x00" + size.to_bytes(4, "big"), *pieces)
+        if self.pending:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        self._give_back()
 
     def end(self, status: Status = Status.OK, details: str = "", metadata: Metadata = ()) -> None:
         """Ends the call for its handler, which has nothing more to say."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
-from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.frontend.access.keys import Principal
+from carpool.frontend.calls.request import Request
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, LongReply, Reply, read_metadata
 from carpool.frontend.grpc.grpc_service import (
@@ -30,7 +30,7 @@ from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_SENT
 from carpool.types import StepTiming, Timing
 from carpool.wire.classes import FEW_VALUES, any_takes_long
-from carpool.wire.v2 import Buffer, Placed
+from carpool.wire.v2 import Buffer
 
 MOST_UNANSWERED: Final = 256
 MOST_UNWRITTEN: Final = 16 << 20
@@ -43,7 +43,7 @@ EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 class StreamCall(GrpcCall):
     __slots__ = ("_ended", "_last", "say_part")
 
-    refuses_many = ""
+    one_answer = ""
     say_part: Callable[[bytes], None]
 
     def __init__(
@@ -57,28 +57,28 @@ class StreamCall(GrpcCall):
         """Nobody is told any more: the two would keep each other."""
         self._reply = self.say_part = _nobody
 
-    def _say_part(self, answer: Answer) -> None:
+    def part(self, request: Request, answer: Answer) -> None:
         self._ended = answer.last
-        if answer.last and self.entry.writes:
+        if answer.last and request.entry.writes:
             self._last = answer
         else:
-            self.say_part(self._part_of(answer, None))
+            self.say_part(self._part_of(request, answer, None))
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if not self.entry.decoupled:
-            super()._write(answer, placed, kept)
+    def answer(self, request: Request, answer: Answer) -> None:
+        if not request.entry.decoupled:
+            super().answer(request, answer)
         elif self._last is not None:
-            self._reply(self._part_of(self._last, answer.timing))
-        elif self.head.options.custom.get(EMPTY_FINAL) is True and not self._ended:
-            self._reply(self._part_of(Answer(last=True), answer.timing))
+            self._reply(self._part_of(request, self._last, answer.timing))
+        elif request.head.options.custom.get(EMPTY_FINAL) is True and not self._ended:
+            self._reply(self._part_of(request, Answer(last=True), answer.timing))
         else:
             self._reply(b"")
 
-    def _part_of(self, answer: Answer, timing: Timing | None) -> bytes:
+    def _part_of(self, request: Request, answer: Answer, timing: Timing | None) -> bytes:
         """Returns one answer; with `timing`, the last. It has those outputs that are wanted and that it
         brings."""
         more = FINAL_PARAMETER if answer.last else NOT_FINAL_PARAMETER
-        wanted, times = self.head.outputs, None
+        wanted, times = request.head.outputs, None
         listed: Sequence[tuple[bytes, Buffer]] = ()
         asked = there(wanted, answer.outputs)
         if any_takes_long(asked, answer.outputs):  # parts keep their order: none can be put aside
@@ -88,13 +88,13 @@ class StreamCall(GrpcCall):
                 field="outputs",
             )
         if asked or not wanted:
-            listed = messages.list_outputs(self.entry, asked, answer.outputs, {})
+            listed = messages.list_outputs(request.entry, asked, answer.outputs, {})
         if timing is not None:
-            times = self._times(timing)
+            times = request.times(timing)
             if isinstance(timing, StepTiming) and timing.steps:
                 more += messages.text_parameter("carpool_steps", in_words(timing))
-        response = messages.encode_answer(self.entry, self.id, listed, times, more)
-        self.service.server_row.add(BYTES_SENT, len(response))
+        response = messages.encode_answer(request.entry, self.id, listed, times, more)
+        request.service.server_row.add(BYTES_SENT, len(response))
         return response
 
 
@@ -139,7 +139,7 @@ class Stream:
         self._waiting: set[StreamCall] = set()
         self._unanswered = 0
         self._failures = 0
-        self._answers: deque[tuple[bytes, bool]] = deque()  # and whether one is the last
+        self._answers: deque[tuple[bytes | LongReply, bool]] = deque()  # and whether one is the last
         self._unwritten = 0  # bytes of those
         self._writing = False
         self._writer: asyncio.Task[None] | None = None
@@ -205,8 +205,8 @@ class Stream:
                 self._service, asked, deadline, self._who, lambda result: self._reply(call, result)
             )
             call.say_part = self._say_part
-            call.wish = asked.wish
-            call.client = call.client or rpc.client
+            call.request.wish = asked.wish
+            call.request.client = call.request.client or rpc.client
             self._waiting.add(call)
             await call.begin(message)
         except Ended:
@@ -242,7 +242,6 @@ class Stream:
     # ── answers ──
 
     def _reply(self, call: StreamCall, result: bytes | LongReply | Failure) -> None:
-        assert not isinstance(result, LongReply)  # in a stream all answers are copied
         self._waiting.discard(call)
         call.forget()
         if isinstance(result, Failure):
@@ -250,6 +249,8 @@ class Stream:
             if isinstance(result.error, InvalidInput | NotFound | Unsupported):
                 self._rpc.mistake()
             self._say(failed_in_stream(result, call.id), last=True)
+        elif isinstance(result, LongReply):
+            self._say_long(result)
         else:
             self._say(messages.in_stream(result) if result else b"", last=True)
 
@@ -258,18 +259,29 @@ class Stream:
             raise Unavailable(TOO_SLOW, reason="slow-reader")
         self._say(messages.in_stream(answer), last=False)
 
-    def _say(self, answer: bytes, *, last: bool) -> None:
+    def _say_long(self, reply: LongReply) -> None:
+        """What has to wait for others is copied: it is not to keep its slot for so long."""
+        size = sum(map(len, reply.pieces))
+        pieces = [messages.before_in_stream(size), *reply.pieces]
+        if self._writing or self._rpc.over or self._rpc.compresses:
+            self._say(b"".join(pieces), last=True)
+            reply.ended()
+        else:
+            self._say(LongReply(pieces, reply.ended), last=True)
+
+    def _say(self, answer: bytes | LongReply, *, last: bool) -> None:
         rpc = self._rpc
         if rpc.over:
             return  # nobody hears it
-        self._unwritten += len(answer)
+        size = _size_of(answer)
+        self._unwritten += size
         self._answers.append((answer, last))
         if not self._writing:
             self._writing = True
             self._writer = begin_now(self._write())
-        if self._writing and answer:  # it has to wait
+        if self._writing and size:  # it has to wait
             stake = rpc.stake
-            if stake is not None and not self._accounts.wait(stake, len(answer), monotonic()):
+            if stake is not None and not self._accounts.wait(stake, size, monotonic()):
                 rpc.give_up()
 
     async def _write(self) -> None:
@@ -277,11 +289,14 @@ class Stream:
         try:
             while self._answers:
                 answer, last = self._answers.popleft()
-                if answer:
+                size = _size_of(answer)
+                if isinstance(answer, LongReply):
+                    await rpc.write_long(*answer)
+                elif answer:
                     await rpc.write(answer)
-                    self._unwritten -= len(answer)
-                    if rpc.stake is not None and rpc.stake.unread:
-                        self._accounts.read(rpc.stake, len(answer))
+                self._unwritten -= size
+                if size and rpc.stake is not None and rpc.stake.unread:
+                    self._accounts.read(rpc.stake, size)
                 if last:
                     self._one_is_answered()
         except Ended:
@@ -322,9 +337,13 @@ class Stream:
         self._service.__exit__()
 
 
+def _size_of(answer: bytes | LongReply) -> int:
+    return sum(map(len, answer.pieces)) if isinstance(answer, LongReply) else len(answer)
+
+
 def _leave(calls: set[StreamCall]) -> None:
     for call in calls:
-        call.leave()
+        call.request.leave()
         call.forget()
 
 

@@ -1,107 +1,35 @@
-"""Implements the HTTP front end's application: the table of its routes, and how a request finds its
-handler."""
+"""Implements the HTTP front end's application: the table of its routes, and who may begin a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from carpool.errors import CarpoolError, NotFound
+from carpool.errors import CarpoolError
 from carpool.frontend import documents
-from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.guard import Guard, key_in_fields
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.access.route_rules import Rule, rule_of
+from carpool.frontend.access.route_rules import rule_of
 from carpool.frontend.caches.front_caches import CacheParts
-from carpool.frontend.calls.asking import Feature
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
-from carpool.frontend.http import openapi, rollout_routes, small_routes
-from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models, one_model, start_chat
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Start, WrongMethod
+from carpool.frontend.calls.front_part import FrontPart, StartedWith
+from carpool.frontend.http import openapi, small_routes
+from carpool.frontend.http.dialects import Destination, Dialect, routes_of_extensions
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.generate_route import start_generate
 from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter
-from carpool.frontend.http.image_route import TASK_ROUTES, start_task
+from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.parsing import HttpHead
-from carpool.frontend.http.text_route import TEXT_TASKS, start_predict, start_text
-from carpool.frontend.http.torchserve_routes import ping, start_prediction
+from carpool.frontend.http.small_routes import ASKED_S
+from carpool.frontend.http.url_routes import Router, UrlRoute
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
 
-Target = TypeVar("Target")
-
-_LONGEST_SHOWN = 80
-
-
-class UrlRoute(NamedTuple, Generic[Target]):
-    """`{name}` in a pattern is any one segment; what stands in brackets may be absent."""
-
-    method: str
-    pattern: str
-    handler: Target
-
-
-class Router(Generic[Target]):
-    """Matches whole segments that are decoded already, so an escaped slash never becomes a separator."""
-
-    def __init__(self, table: Iterable[UrlRoute[Target]]) -> None:
-        self._by_length: dict[int, list[tuple[list[str], dict[str, Target]]]] = {}
-        for route in table:
-            for pattern in _expanded(route.pattern):
-                self._add(pattern.strip("/").split("/"), route)
-
-    def find(self, method: str, segments: Sequence[str]) -> tuple[Target, Mapping[str, str]]:
-        """The first pattern in the table that fits; raises `NotFound` or `WrongMethod`."""
-        if len(segments) > 1 and not segments[-1]:
-            segments = segments[:-1]
-        for parts, handlers in self._by_length.get(len(segments), ()):
-            variables = _variables(parts, segments)
-            if variables is not None:
-                return _handler_for(method, handlers), variables
-        raise NotFound(f"there is nothing at '{_shown(segments)}'")
-
-    def _add(self, parts: list[str], route: UrlRoute[Target]) -> None:
-        lines = self._by_length.setdefault(len(parts), [])
-        for known, handlers in lines:
-            if known == parts:
-                handlers[route.method] = route.handler
-                return
-        lines.append((parts, {route.method: route.handler}))
-
-
-def _expanded(pattern: str) -> list[str]:
-    before, bracket, rest = pattern.partition("[")
-    if not bracket:
-        return [pattern]
-    optional, _, after = rest.partition("]")
-    return [before + after, before + optional + after]
-
-
-def _variables(parts: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
-    found: dict[str, str] = {}
-    for part, segment in zip(parts, segments, strict=True):
-        if part.startswith("{"):
-            if not segment:
-                return None
-            found[part[1:-1]] = segment
-        elif part != segment:
-            return None
-    return found
-
-
-def _handler_for(method: str, handlers: Mapping[str, Target]) -> Target:
-    handler = handlers.get("GET" if method == "HEAD" else method)
-    if handler is None:
-        allowed = [verb for known in handlers for verb in (("GET", "HEAD") if known == "GET" else (known,))]
-        raise WrongMethod(method, allowed)
-    return handler
-
-
-def _shown(segments: Sequence[str]) -> str:
-    path = "/" + "/".join(segments)
-    return path if len(path) <= _LONGEST_SHOWN else path[:_LONGEST_SHOWN] + "…"
+_MOST_BEFORE_A_KEY = 4 * MIB
+"""Bytes of a body that are read to find the key in it."""
 
 
 def _get(pattern: str, handler: Handler, cost: float = 0.0) -> UrlRoute[Starter]:
@@ -113,25 +41,12 @@ def _post(pattern: str, handler: Handler) -> UrlRoute[Starter]:
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
-_ROLLOUT = "/v2/models/{model}/rollout"
 _HISTORY_S = 0.002  # of the front end's, to gather the points of 15 minutes
-_ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
 ROUTES: tuple[UrlRoute[Starter], ...] = (
     UrlRoute("POST", f"{_MODEL}/infer", start_infer),
-    UrlRoute("POST", f"{_MODEL}/generate", start_generate(streams=False)),
-    UrlRoute("POST", f"{_MODEL}/generate_stream", start_generate(streams=True)),
-    *(
-        UrlRoute("POST", path, start_text(task) if task in TEXT_TASKS else start_task(task))
-        for task, path in TASK_ROUTES.items()
-    ),
+    *(UrlRoute("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
     UrlRoute("POST", "/models/{model}/predict", start_predict),
-    UrlRoute("POST", "/predictions/{model}[/{version}]", start_prediction),
-    UrlRoute("PUT", "/predictions/{model}[/{version}]", start_prediction),
-    UrlRoute("POST", "/v1/chat/completions", start_chat),
-    _get("/v1/models", list_models),
-    _get("/v1/models/{model}", one_model),
-    _get("/ping", ping),
     _get("/", small_routes.front_page),
     _get("/console/live", small_routes.console_live),
     _get("/console/{file}", small_routes.console_file),
@@ -142,22 +57,13 @@ ROUTES: tuple[UrlRoute[Starter], ...] = (
     _get("/v2", small_routes.server_metadata),
     _get("/v2/health/live", small_routes.live),
     _get("/v2/health/ready", small_routes.ready),
-    _get("/v2/models/stats", small_routes.statistics, _ASKED_S),
+    _get("/v2/models/stats", small_routes.statistics, ASKED_S),
     _get("/v2/history", small_routes.history, _HISTORY_S),
     _get(_MODEL, small_routes.about_model(documents.model_metadata)),
     _get(f"{_MODEL}/ready", small_routes.model_ready),
     _get(f"{_MODEL}/config", small_routes.about_model(documents.model_config)),
-    _get(f"{_MODEL}/stats", small_routes.statistics, _ASKED_S),
-    _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
-    _get(f"{_MODEL}/drift", small_routes.drift, _ASKED_S),
-    _post(f"{_MODEL}/drift", small_routes.change_drift),
-    _get(f"{_MODEL}/cache", small_routes.cache_status),
-    UrlRoute("DELETE", "/v2/models/{model}/cache", small_routes.per_request(small_routes.clear_cache)),
-    _get(_ROLLOUT, rollout_routes.status, _ASKED_S),
-    _post(_ROLLOUT, rollout_routes.act),
-    _get(f"{_ROLLOUT}/disagreements", rollout_routes.disagreements, _ASKED_S),
-    _get(f"{_ROLLOUT}/disagreements/{{number}}", rollout_routes.picture, _ASKED_S),
-    _post("/v2/models/{model}/feedback", rollout_routes.feedback),
+    _get(f"{_MODEL}/stats", small_routes.statistics, ASKED_S),
+    _get(f"{_MODEL}/profile", small_routes.profile, ASKED_S),
     _post("/v2/repository/index", small_routes.repository_index),
     _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),
@@ -168,19 +74,23 @@ ROUTES: tuple[UrlRoute[Starter], ...] = (
     _get("/v2/cudasharedmemory[/region/{region}]/status", small_routes.cuda_status),
     _post("/v2/cudasharedmemory/region/{region}/register", small_routes.register_cuda),
     _post("/v2/cudasharedmemory[/region/{region}]/unregister", small_routes.unregister_cuda),
-    _get("/v2[/models/{model}]/trace/setting", small_routes.trace_settings),
-    _post("/v2[/models/{model}]/trace/setting", small_routes.update_trace_settings),
     _get("/v2/logging", small_routes.log_settings),
     _post("/v2/logging", small_routes.update_log_settings),
 )
 
 
-Ruled: TypeAlias = tuple[Rule, Starter]
-
-
-def _ruled(route: UrlRoute[Starter]) -> UrlRoute[Ruled]:
-    rule = rule_of(f"{route.method} {route.pattern}")
-    return UrlRoute(route.method, route.pattern, (rule, route.handler))
+def all_routes() -> tuple[UrlRoute[Destination], ...]:
+    """Returns the server's own routes, and behind them those of extensions."""
+    found: dict[tuple[str, str], UrlRoute[Destination]] = {}
+    for route in ROUTES:
+        rule = rule_of(f"{route.method} {route.pattern}")
+        found[route.method, route.pattern] = UrlRoute(*route[:2], Destination(rule, route.handler))
+    for of_extension in routes_of_extensions():
+        here, destination = of_extension[:2], of_extension.handler
+        known = found.setdefault(here, of_extension)
+        if destination.for_events and known is not of_extension:
+            found[here] = UrlRoute(*here, known.handler._replace(events=destination.starter))
+    return tuple(found.values())
 
 
 class _WhileKeysLast:
@@ -217,7 +127,8 @@ class HttpApp:
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
     `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
     `load_report` says whether answers tell the load: off, asked or always; `forward` which headers models
-    are told. `features` are wrapped around all others (`front_service.Features`).
+    are told. `parts` are wrapped around all others (`front_service.ModelLanes`); `started` decides which
+    extensions are on without a model.
     """
 
     def __init__(
@@ -235,49 +146,89 @@ class HttpApp:
         cache: CacheParts | None = None,
         load_report: str = "off",
         forward: ForwardedHeaders | None = None,
-        features: Sequence[Feature] = (),
+        parts: Sequence[FrontPart] = (),
+        started: StartedWith | None = None,
     ) -> None:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
-        given = max_body_bytes, picture_threads, fair, picture_hosts, cache, forward, features
+        given = max_body_bytes, picture_threads, fair, picture_hosts, cache, forward, parts, started
         self._service = HttpService(door, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._service.check_site = self._guard.check_site
-        self._router = Router(map(_ruled, ROUTES))
-        self.tracer = self._service.tracer
+        routes = all_routes()
+        self._router = Router(routes)
+        dialects = {route.handler.dialect for route in routes}
+        worded = [one for one in dialects if one is not None and one.prefix]
+        self._worded = sorted(worded, key=lambda one: len(one.prefix), reverse=True)
+        self.charge_to = self._service.charge_to
 
     def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         head.start = start = self._start(head)
         return start(exchange)
 
     def refused(self, exchange: Exchange, error: CarpoolError) -> None:
-        if exchange.head.path.startswith(PREFIX):
-            exchange.answer_through(InOpenAiWords)
+        dialect = self._dialect_of(exchange.head.path)
+        if dialect is not None:
+            dialect.attach(exchange)
         self._service.fair.tell(exchange, error)
+
+    def reworded(self, head: HttpHead, status: int, body: bytes) -> tuple[int, bytes]:
+        dialect = self._dialect_of(head.path)
+        return (status, body) if dialect is None else dialect.reworded(status, body)
+
+    def _dialect_of(self, path: str) -> Dialect | None:
+        """Returns the dialect with the longest prefix of the path."""
+        return next((one for one in self._worded if path.startswith(one.prefix)), None)
 
     def _start(self, head: HttpHead) -> Start:
         """Whether it may pass is asked once for all requests with this head, until the keys change."""
         self._guard.check_host(head.headers)
-        (rule, starter), variables = self._router.find(head.method, head.segments())
+        destination, variables = self._router.find(head.method, head.segments())
+        rule, dialect = destination.rule, destination.dialect
+        what, model = f"{head.method} {head.path}", variables.get("model", "")
+
+        def started(head: HttpHead, key: bytes | None) -> Start:
+            head.who = self._guard.check_http(rule, head.headers, what, model, key)
+            return destination.chosen(head)(self._service, head, variables)
 
         def passed() -> Start:
-            head.who = self._guard.check_http(
-                rule, head.headers, f"{head.method} {head.path}", variables.get("model", "")
-            )
-            return starter(self._service, head, variables)
+            return started(head, None if dialect is None else dialect.key_of(head))
 
         def each_time(exchange: Exchange) -> BodyPlan:
             start = passed()
             return _start_as(exchange, head.who, start)
 
-        if rule.changes:  # asked, and told in the log, each time
-            start: Start = each_time
+        if dialect is not None and dialect.finds_keys_in_bodies and self._lacks_key(head, dialect):
+            start: Start = partial(self._look_for_key, dialect, started)
+        elif rule.changes:  # asked, and told in the log, each time
+            start = each_time
         elif self._guard.has_keys:
             start = _WhileKeysLast(self._guard, head, passed)
         else:
             start = passed()
+        if dialect is not None:
+            start = dialect.in_words(start)
         return start if self._report is None or not self._report.wanted(head) else self._reporting(start)
+
+    def _lacks_key(self, head: HttpHead, dialect: Dialect) -> bool:
+        return self._guard.has_keys and key_in_fields(head.headers) is None and dialect.key_of(head) is None
+
+    def _look_for_key(
+        self, dialect: Dialect, started: Callable[[HttpHead, bytes | None], Start], exchange: Exchange
+    ) -> BodyPlan:
+        """Reads the body before anything else. The head is copied, because requests with other keys in their
+        bodies share it."""
+
+        def received(body: bytes | bytearray, at: float) -> None:
+            head = exchange.head = exchange.head.copy()
+            try:
+                start = started(head, dialect.key_in(body))
+                hand_over(_start_as(exchange, head.who, start), body, at)
+            except CarpoolError as error:
+                self.refused(exchange, error)
+
+        return Collect(_MOST_BEFORE_A_KEY, received)
 
     def _reporting(self, start: Start) -> Start:
         report = self._report
@@ -320,3 +271,6 @@ class MetricsApp:
 
     def refused(self, exchange: Exchange, error: CarpoolError) -> None:
         self._fair.tell(exchange, error)
+
+    def reworded(self, _head: HttpHead, status: int, body: bytes) -> tuple[int, bytes]:
+        return status, body

@@ -89,13 +89,6 @@ class GatheredBody(bytearray):
         self.payer.accounts.close(self._stake)
 
 
-def charge_reading(body: bytes | bytearray, seconds: float) -> None:
-    """Charges the client of a body for the seconds that reading it took: its next compressed body waits for
-    as long as its account then says."""
-    if isinstance(body, GatheredBody):
-        body.payer.accounts.spend_elsewhere(body.payer.name, seconds)
-
-
 def too_large(limit: int) -> Fault:
     return Fault(413, f"the body is over {limit} bytes", "too-large")
 

@@ -173,6 +173,11 @@ class App(Protocol):
         """Answer with what `begin` or a `start` raised."""
         ...
 
+    def reworded(self, head: HttpHead, status: int, body: bytes) -> tuple[int, bytes]:
+        """Returns status and body of an error that the server answers itself, in the words of clients that
+        use such paths."""
+        ...
+
 
 class Answerer(Protocol):
     """The connection, as far as an exchange needs it."""
@@ -320,6 +325,10 @@ class Exchange:
         """What is answered goes through this on its way to the connection."""
         if self._connection is not None:
             self._connection = wrap(self._connection)
+
+    def answers_through(self, kind: type[Before]) -> bool:
+        """Returns whether an object of this class was the last that was put before the connection."""
+        return isinstance(self._connection, kind)
 
     def make_room(self) -> bool:
         """Memory for bodies is short: cut off another that comes too slowly; False if none does."""

@@ -16,12 +16,10 @@ import orjson
 from carpool.console import page_files
 from carpool.errors import CarpoolError
 from carpool.frontend.caches.front_caches import CacheParts
-from carpool.frontend.calls.asking import Feature
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
-from carpool.frontend.calls.packing import LongJson
+from carpool.frontend.calls.front_part import FrontPart, StartedWith
 from carpool.frontend.documents import LivePage, ProfileWatch
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.http.body import charge_reading
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, Start, answer_error, compress
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.parsing import HttpHead
@@ -176,9 +174,10 @@ class HttpService(FrontService):
         picture_hosts: Collection[str] = (),
         cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
-        features: Sequence[Feature] = (),
+        parts: Sequence[FrontPart] = (),
+        started: StartedWith | None = None,
     ) -> None:
-        super().__init__("http", door, block, max_body_bytes, picture_threads, cache, forward, features)
+        super().__init__("http", door, block, max_body_bytes, picture_threads, cache, forward, parts, started)
         self.table = table
         self.metrics = metrics
         self.fair = fair
@@ -187,7 +186,6 @@ class HttpService(FrontService):
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
         self.check_site: Callable[[Mapping[bytes, bytes], str], None] = _any_site
-        self.long_json = LongJson(charge_reading)
         self.fetcher = PictureFetcher(picture_hosts, max_body_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -220,7 +218,7 @@ class HttpService(FrontService):
             answer(compress(body, encoding, _LEVEL))
             return
         exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
-        work = asyncio.get_running_loop().run_in_executor(self.threads, compress, body, encoding, _LEVEL)
+        work = self.fair_threads.begin(exchange.payer, lambda _: compress(body, encoding, _LEVEL)).done
 
         def answer_then(done: asyncio.Future[bytes]) -> None:
             if not done.cancelled():  # without memory for that it is sent as it is
@@ -231,7 +229,6 @@ class HttpService(FrontService):
     def close(self) -> None:
         super().close()
         self.fair.close()
-        self.long_json.close()
         self.fetcher.close()
         self.profiles.close()
         for task in self._tasks:

@@ -21,14 +21,15 @@ from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, wit
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.caches.caching_door import CachingDoor
 from carpool.frontend.caches.front_caches import Looked
-from carpool.frontend.calls.asking import Made
-from carpool.frontend.calls.call import LEFT, ClientCall
-from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
+from carpool.frontend.calls.lane import ModelLane
+from carpool.frontend.calls.packing import AT_ONCE
+from carpool.frontend.calls.request import LEFT, Request, RequestReply
+from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.body import GatheredBody
 from carpool.frontend.http.event_stream import TextAnswer, Writer
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, status_of
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter, Variables
 from carpool.frontend.http.image_reading import BodyLayout, Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
@@ -44,20 +45,20 @@ from carpool.frontend.http.picture_reply import (
 from carpool.frontend.http.task_models import default_model
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
-from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
-from carpool.link.step_times import Times, in_words, tokens_in
+from carpool.link.step_times import Times, in_words
+from carpool.link.written_tokens import tokens_in
 from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.counters import Row, count_failure
+from carpool.observe.counters import count_failure
 from carpool.types import StepTiming
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, PictureHead, heads_of_request, sniff
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds, options_of
 from carpool.vision.tasks.task import cannot_draw
-from carpool.wire.v2 import Placed, encode_error
+from carpool.wire.v2 import encode_error
 
 TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
 
@@ -71,11 +72,14 @@ def start_task(task: str) -> Starter:
     return lambda service, head, _variables: ImageRoute(service, head, task).begin
 
 
-class ImageTarget(NamedTuple):
-    """Describes what serves a request, where it is counted, and what the query asks of it."""
+def start_predict(service: HttpService, head: HttpHead, variables: Variables) -> Start:
+    return ImageRoute(service, head, None, variables["model"]).begin
 
-    entry: ModelEntry
-    row: Row
+
+class ImageTarget(NamedTuple):
+    """Describes what serves a request, and what the query asks of it."""
+
+    lane: ModelLane
     model: PictureModel
     options: Options
     drawn: str | None  # the format of the picture to answer with, instead of JSON
@@ -103,12 +107,12 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def _advised(self, exchange: Exchange, target: ImageTarget) -> CarpoolError | None:
         asked, now = self.asked, exchange.head_at
-        if target.entry.cache is not None and self.service.caches.of(target.entry).holds_back:
-            return None  # what is known is answered in any case: asked again when it was looked up
+        entry, holds_back = target.lane.entry, target.lane.holds_back
+        if holds_back is not None and holds_back():
+            return None  # it may be answered without the engine; the gate is asked again where it is not
         size = exchange.head.content_length or 0
-        return self.service.pictures.refuses(
-            target.entry, now + asked.budget, now, exchange.sender, size, exchange.payer
-        )
+        given = now + asked.budget, now, exchange.sender, size, exchange.payer
+        return self.service.pictures.refuses(entry, *given)
 
     def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
         """A picture that the device may decode comes straight into a slot."""
@@ -127,8 +131,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         layout = self.asked.layout
         if layout.kind == "raw":
             return partial(check_images, body)
-        at_most = LONG_PICTURE if layout.kind == "json" else len(body)
-        return partial(self.service.long_json.read, check_sent, body, layout, at_most=at_most)
+        return partial(check_sent, body, layout)
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
         check_model(self._who, entry.name)
@@ -136,7 +139,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         options, drawn = self._wanted(self.asked.options, model)
         if self.asked.wants_drawn and "overlay" not in options_of(model.task):
             raise cannot_draw(f"what {entry.name} answers")
-        return ImageTarget(entry, self.service.row(entry), model, options, drawn, assumed_fields(model))
+        return ImageTarget(self.service.lane(entry), model, options, drawn, assumed_fields(model))
 
     def _find(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
@@ -198,22 +201,24 @@ class PictureOutcome(NamedTuple):
     document: Mapping[str, Any] | None = None  # what `body` says, where that is at hand
 
 
-class ImageCall(ClientCall):
-    """Represents one picture of a request, which hears how it ended, unless the client has left."""
+class ImageCall(RequestReply):
+    """Leads one picture of several to its outcome, of which all of them hear, unless the client has left."""
 
-    __slots__ = ("_number", "_request", "looked", "siblings")
+    __slots__ = ("_lane", "_number", "_whole", "looked", "request", "siblings")
 
     form = FORM
 
-    def __init__(self, request: ImageRequest, number: int) -> None:
-        super().__init__(request.service, request.exchange.sender, request.deadline, request.arrived)
-        self.entry, self.row = request.target[:2]
-        self.rollout = request.route.split
-        self.unread, self.client = request.exchange.unread, request.exchange.payer
-        self.wish = request.route.asked.wish
-        self.looked = request.looked
-        self.siblings = request.siblings
-        self._request = request
+    def __init__(self, whole: ImageRequest, number: int) -> None:
+        exchange = whole.exchange
+        self.request = request = Request(whole.service, self, exchange.sender, whole.deadline, whole.arrived)
+        self._lane = lane = whole.target.lane
+        request.entry, request.row, request.infer = lane[:3]
+        request.choice = whole.route.choice
+        request.unread, request.client = exchange.unread, exchange.payer
+        request.wish = whole.route.asked.wish
+        self.looked = whole.looked
+        self.siblings = whole.siblings
+        self._whole = whole
         self._number = number
 
     def start(
@@ -225,48 +230,46 @@ class ImageCall(ClientCall):
     ) -> None:
         """Starts with the picture's data, or with a slot that holds its file, and how the device will see
         it."""
-        request = self._request
+        whole = self._whole
         try:
-            picture = RoutePicture(request.target.model, data, request.options, request.drawn, head, as_file)
+            picture = RoutePicture(whole.target.model, data, whole.options, whole.drawn, head, as_file)
             picture.slot = slot
-            self._offer_pictures(picture)
+            self.request.offer_pictures(picture)
         except CarpoolError as error:
-            self._fail(error)
+            self.request.fail(error)
 
-    def _current(self) -> tuple[ModelEntry, Row]:
+    def current(self) -> ModelLane:
         """Its own: the picture was read for that one."""
-        assert self.row is not None
-        return self.entry, self.row
+        return self._lane
 
-    @property
-    def sent_fields(self) -> Mapping[bytes, bytes]:
-        return self._request.exchange.head.headers
+    def fields(self) -> Mapping[bytes, bytes]:
+        return self._whole.exchange.head.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
-        return origin_of(self._request.exchange, error, self._request.service.fair.gate_status)
+        return origin_of(self._whole.exchange, error, self._whole.service.fair.gate_status)
 
-    def encode(self, made: Made) -> Kept:
-        picture = made.pictures  # not always the one it began with: another version may have answered
+    def encode(self, request: Request, answer: Answer) -> Kept:
+        picture = request.pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
         return Kept(picture.body)
 
-    def _say_part(self, answer: Answer) -> None:
-        self._request.part(answer.text)
+    def part(self, request: Request, answer: Answer) -> None:
+        self._whole.part(answer.text)
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if self._request.drawn is not None:
+    def answer(self, request: Request, answer: Answer) -> None:
+        if self._whole.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        picture = self._pictures
+        picture, kept = request.pictures, request.kept
         body = picture.body if kept is None and isinstance(picture, RoutePicture) else cast(Kept, kept).body
-        version = "" if self.rollout is None else self.entry.version
+        version = "" if request.choice is None else request.entry.version
         timing = answer.timing
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
         document = picture.document if kept is None and isinstance(picture, RoutePicture) else None
-        of_version = self.cache_status, version, steps, answer.degraded, self.more_fields, document
-        self._request.ended(self._number, PictureOutcome(body, None, self._times(timing), *of_version))
+        of_version = request.cache_status, version, steps, answer.degraded, request.more_fields, document
+        self._whole.ended(self._number, PictureOutcome(body, None, request.times(timing), *of_version))
 
-    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
-        self._request.ended(self._number, PictureOutcome(b"", without_stack(error), times or Times()))
+    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+        self._whole.ended(self._number, PictureOutcome(b"", without_stack(error), times or Times()))
 
 
 class ImageRequest:
@@ -314,7 +317,7 @@ class ImageRequest:
         try:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
-                if self.target.entry.cache is None or not self._is_known(body):
+                if self.target.lane.holds_back is None or not self._is_known(body):
                     # One that was gathered counts there, for as long as anybody holds it.
                     self._begin(Sent((body,)), 0 if isinstance(body, GatheredBody) else len(body))
                 return
@@ -324,15 +327,13 @@ class ImageRequest:
         except CarpoolError as error:
             self._fail(error)
             return
-        at_most = LONG_PICTURE if layout.kind == "json" else len(body)  # views of a form stay in it
-        read = partial(service.long_json.read, read_pictures, body, layout, at_most=at_most)
-        work = asyncio.get_running_loop().run_in_executor(service.threads, read)
+        work = service.fair_threads.begin(self.exchange.payer, lambda _: read_pictures(body, layout)).done
         work.add_done_callback(partial(self._read, len(body)))
 
     def _is_known(self, body: bytes | bytearray) -> bool:
-        if self.route.split is not None or self.service.tracer.on:  # who answered is a call's to say
+        if self.route.choice is not None or self.service.observers:  # who answered is a call's to say
             return False
-        if type(self.service.features.get(self.target.entry.key)) is not CachingDoor:
+        if type(self.target.lane.infer) is not CachingDoor:
             return False  # what else is done for this model is done for what is known, too
         given = self.service.caches, self.target, self.route.asked, body, self.arrived
         self.looked, answer = look_for_picture(*given)
@@ -482,7 +483,7 @@ class ImageRequest:
         if slowest.steps is not None:  # the last are the times, which go on
             fields = b"%b, %b\r\n" % (fields[:-2], in_words(slowest.steps).encode())
         fields += slowest.fields
-        if self.target.entry.cache is not None:
+        if self.target.lane.holds_back is not None:
             fields += fields_of_all([one.cache_status for one in outcomes])
         fields += self.target.assumed
         if slowest.version:
@@ -514,18 +515,18 @@ class ImageRequest:
             text.end(fields, orjson.loads(body), (), None)
             return
         document = outcome.document or orjson.loads(body)
-        counted = outcome.steps if self.target.entry.writes else None
+        counted = outcome.steps if self.target.lane.entry.writes else None
         text.end(fields, document, outcome.times, None if counted is None else tokens_in(counted))
 
     def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
         if self.text is not None and self.text.fail(error):
             return
         source = self.route.asked.sender.source
-        self.service.fair.tell(self.exchange, error, self.target.entry, source, more_fields)
+        self.service.fair.tell(self.exchange, error, self.target.lane.entry, source, more_fields)
 
     def _fail(self, error: CarpoolError) -> None:
         self._let_go()
-        count_failure(self.target.row, error, monotonic() - self.arrived)
+        count_failure(self.target.lane.row, error, monotonic() - self.arrived)
         self._tell(error)
 
     def _left(self) -> None:
@@ -536,10 +537,10 @@ class ImageRequest:
         self._waiting.clear()
         self._under_way.clear()
         for call in begun:
-            call.leave()
+            call.request.leave()
         self._let_go()
         if not begun:
-            count_failure(self.target.row, LEFT, 0.0)
+            count_failure(self.target.lane.row, LEFT, 0.0)
 
     def _let_go(self) -> None:
         slot, self.slot = self.slot, None

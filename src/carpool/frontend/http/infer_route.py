@@ -1,6 +1,6 @@
 """Implements inference over HTTP, the v2 protocol: what a head asks for, worked out once for all requests
 that repeat it; where their bodies go; and how their answers leave. What happens in between is in
-`frontend.calls.call`."""
+`frontend.calls.request`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.errors import CarpoolError, TooLarge
-from carpool.frontend.calls.asking import Made
-from carpool.frontend.calls.call import ClientCall
-from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, takes_long
+from carpool.frontend.calls.lane import ModelLane
+from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, prepare, takes_long
+from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, choose_encoding
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
@@ -22,7 +23,6 @@ from carpool.frontend.http.long_answer import LONG_ANSWER, LongBody, LongEvents,
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
-from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -42,7 +42,6 @@ from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import LARGE, Slot
 from carpool.memory.layout import answer_size
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming
 from carpool.wire.head import parse_head
 from carpool.wire.slices import SlicedBytes, SlicedJson
@@ -50,7 +49,6 @@ from carpool.wire.v2 import (
     HEADER_LENGTH,
     Buffer,
     Encoded,
-    Placed,
     RequestHead,
     check_tail,
     encode_response,
@@ -61,6 +59,7 @@ from carpool.wire.v2 import (
     with_id,
 )
 
+_ONE_ANSWER = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
 _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
 DEADLINE_FIELD = DEADLINE.lower().encode()
 SOURCE_FIELD = SOURCE.lower().encode()
@@ -170,10 +169,9 @@ class LargestBody:
 
 
 class InferTarget(NamedTuple):
-    """Describes what serves a request, where it is counted, and how long its body can be."""
+    """Describes what serves a request, and how long its body can be."""
 
-    entry: ModelEntry
-    row: Row
+    lane: ModelLane
     largest: LargestBody
     most_in_place: int
 
@@ -195,16 +193,16 @@ class InferRoute(ModelRoute[InferTarget]):
     def _made(self, entry: ModelEntry) -> InferTarget:
         largest = LargestBody(entry, self.service.max_body_bytes)
         most = largest.in_place(self.asked.header_length or 0)
-        return InferTarget(entry, self.service.row(entry), largest, most)
+        return InferTarget(self.service.lane(entry), largest, most)
 
     def _advised(self, exchange: Exchange, target: InferTarget) -> CarpoolError | None:
         asked, now = self.asked, exchange.head_at
         if (exchange.head.content_length or 0) < asked.shortest:
             read_header_length(str(asked.header_length), exchange.head.content_length)  # raises
-        if target.entry.cache is not None and self.service.caches.of(target.entry).holds_back:
-            return None  # what is known is answered in any case: asked again when it was looked up
-        door = self.service.door
-        return door.refuses(target.entry, now + asked.budget, now, exchange.sender, certain=False)
+        entry, holds_back = target.lane.entry, target.lane.holds_back
+        if holds_back is not None and holds_back():
+            return None  # it may be answered without the engine; the gate is asked again where it is not
+        return self.service.door.refuses(entry, now + asked.budget, now, exchange.sender, certain=False)
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
         size = exchange.head.content_length or 0
@@ -217,7 +215,7 @@ class InferRoute(ModelRoute[InferTarget]):
         # See `BodyIntake` for what the byte is for.
         door, make_room = self.service.door, exchange.make_room
         if size > LARGE:
-            answer = answer_size(target.entry.signature, size)
+            answer = answer_size(target.lane.entry.signature, size)
             slot = door.large_slot(size + 1, answer, exchange.payer, make_room)
         else:
             slot = door.first_slot(size + 1, make_room)
@@ -228,7 +226,7 @@ class InferRoute(ModelRoute[InferTarget]):
         length = self.asked.header_length
         if length == 0:
             return None  # what raw bytes are, only the model knows
-        return partial(self.service.long_json.read, check_unloaded, body, length, self._model)
+        return partial(check_unloaded, body, length, self._model)
 
 
 def check_unloaded(body: bytes | bytearray, header_length: int | None, model: str) -> None:
@@ -239,49 +237,53 @@ def check_unloaded(body: bytes | bytearray, header_length: int | None, model: st
         check_tail(parse_head(view[:end], model), len(body) - end, model)
 
 
-class HttpCall(ClientCall):
-    __slots__ = ("_exchange", "_route")
+class HttpCall(RequestReply):
+    __slots__ = ("_exchange", "_route", "request")
 
     form = "http"
-    refuses_many = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
         asked = route.asked
-        super().__init__(route.service, exchange.sender, exchange.head_at + asked.budget)
-        self.entry, self.row, _, _ = target
-        self.wish = asked.wish
-        self.rollout = route.split
-        self._slot = slot
+        self.request = request = Request(
+            route.service, self, exchange.sender, exchange.head_at + asked.budget
+        )
+        request.entry, request.row, request.infer = target.lane[:3]
+        request.wish = asked.wish
+        request.choice = route.choice
+        request.slot = slot
+        request.client = exchange.payer
+        request.refuses_many = _ONE_ANSWER
         self._route = route
         self._exchange = exchange
-        self.client = exchange.payer
-        exchange.on_disconnect = self.leave
+        exchange.on_disconnect = request.leave
 
     # ── the body ──
 
     def more(self, received: int) -> memoryview | None:
-        slot, self._slot = self._slot, None
+        request, exchange = self.request, self._exchange
+        slot, request.slot = request.slot, None
         assert slot is not None
-        exchange = self._exchange
         size = (exchange.head.content_length or 0) + 1
         try:
-            self._slot = self.service.door.larger_slot(slot, received, size, exchange.make_room)
+            request.slot = slot = request.service.door.larger_slot(slot, received, size, exchange.make_room)
         except CarpoolError as error:
-            self.arrived = exchange.head_at
-            self._fail(error)
+            request.arrived = exchange.head_at
+            request.fail(error)
             return None
-        return self._slot.view
+        return slot.view
 
     def received(self, at: float) -> None:
-        exchange, route, slot = self._exchange, self._route, self._slot
-        self.arrived, self.unread = at, exchange.unread
+        exchange, route, request = self._exchange, self._route, self.request
+        slot = request.slot
+        request.arrived, request.unread = at, exchange.unread
         size, end = exchange.head.content_length or 0, route.asked.header_length or 0
         assert slot is not None
-        self.service.server_row.add(BYTES_RECEIVED, size)
+        request.service.server_row.add(BYTES_RECEIVED, size)
         try:
             view = slot.view
-            entry, self.row, _, _ = route.current(exchange.head_at)  # it may have changed while the body came
-            self.entry, self.rollout = entry, route.split
+            lane = route.current(exchange.head_at).lane  # it may have changed while the body came
+            entry, request.row, request.infer = lane[:3]
+            request.entry, request.choice = entry, route.choice
             signature = entry.signature
             if entry.vision is not None and end and may_hold_pictures(bytes(view[:end])):
                 self._look_for_pictures(bytes(view[:size]))
@@ -294,97 +296,98 @@ class HttpCall(ClientCall):
                     self._offer_elsewhere(head, view[:size])
                     return
                 check(head, view[end:size], signature.model)
-                self._outlets = self.service.memory.outlets(head.outputs, self.sender.holder)
-            if self.rollout is not None:
+                request.wants_outputs(head)
+            if request.choice is not None:
                 self._keep_to_source(head)
-            self._offer_in_place(head, end)
+            request.offer_in_place(head, end)
         except CarpoolError as error:
-            self._fail(error)
+            request.fail(error)
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         """The body was chunked, compressed or all JSON: only its tensors go into a slot."""
-        exchange, end = self._exchange, self._route.asked.header_length
-        self.arrived, self.unread = at, exchange.unread
-        self.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
+        exchange, request, end = self._exchange, self.request, self._route.asked.header_length
+        request.arrived, request.unread = at, exchange.unread
+        request.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
-            self.entry, self.row = self._current()
+            request.enter(self.current())
             json = body if end is None else body[:end]
-            if self.entry.vision is not None and may_hold_pictures(json):
+            if request.entry.vision is not None and may_hold_pictures(json):
                 self._look_for_pictures(body)
             else:
                 self._prepare(body)
         except CarpoolError as error:
-            self._fail(error)
+            request.fail(error)
 
     def _offer_elsewhere(self, head: RequestHead, body: memoryview) -> None:
         """Its tensors are not where they can be used. If all are in its client's memory, the head is all that
         there is of it."""
         if all(tensor.shared_memory is not None for tensor in head.inputs):
-            self._let_go()
+            self.request.give_back()
             self._prepared(head, ())
         else:
             self._prepare(bytes(body))
 
     def _prepare(self, body: bytes | bytearray) -> None:
         """The rarer requests: their tensors have to be checked one by one, or made binary first."""
-        self._let_go()
-        length, signature = self._route.asked.header_length, self.entry.signature
-        work = partial(self._route.service.long_json.prepare, body, length, signature)
+        request = self.request
+        request.give_back()
+        length, signature = self._route.asked.header_length, request.entry.signature
+        work = partial(prepare, body, length, signature)
         long = takes_long(len(body), length, signature)
-        self._aside(long, work, lambda prepared: self._prepared(*prepared))
+        request.aside(long, work, lambda prepared: self._prepared(*prepared))
 
     def _prepared(self, head: RequestHead, pieces: Sequence[Buffer]) -> None:
-        if self.rollout is not None:
+        if self.request.choice is not None:
             self._keep_to_source(head)
-        self._offer_pieces(head, pieces, checked=True)
+        self.request.offer_pieces(head, pieces, checked=True)
 
     def _look_for_pictures(self, body: bytes | bytearray) -> None:
-        self._let_go()
-        model = self.service.pictures.model(self.entry)
+        request = self.request
+        request.give_back()
+        model = request.service.pictures.model(request.entry)
         work = partial(read_tensor_pictures, body, self._route.asked.header_length, model)
-        self._aside(len(body) > AT_ONCE, work, partial(self._looked, body))
+        request.aside(len(body) > AT_ONCE, lambda _: work(), partial(self._looked, body))
 
     def _looked(self, body: bytes | bytearray, pictures: TensorPictures | None) -> None:
         if pictures is None:  # BYTES only in a name
             self._prepare(body)
         else:
-            self._offer_pictures(pictures)
+            self.request.offer_pictures(pictures)
 
-    # ── as `ClientCall` asks ──
+    # ── as a `RequestReply` ──
 
-    def _current(self) -> tuple[ModelEntry, Row]:
+    def current(self) -> ModelLane:
         target = self._route.current(self._exchange.head_at)
-        self.rollout = self._route.split
-        return target.entry, target.row
+        self.request.choice = self._route.choice
+        return target.lane
 
     def _keep_to_source(self, head: RequestHead) -> None:
         """Its own parameters may name a source: between two versions, the choice is that source's."""
         if not head.options.source:
             return
-        target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
-        self.entry, self.row = target.entry, target.row
+        sender = self.request.sender.with_options(head.options)
+        self.request.enter(self._route.for_sender(sender, self._exchange.head_at).lane)
 
-    @property
-    def sent_fields(self) -> Mapping[bytes, bytes]:
+    def fields(self) -> Mapping[bytes, bytes]:
         return self._exchange.head.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._exchange, error, self._route.service.fair.gate_status)
 
-    def _what(self) -> Mapping[str, str]:
-        return {"model": self.entry.name, "path": self._exchange.head.path}
+    def facts(self, request: Request) -> Mapping[str, str]:
+        return {"model": request.entry.name, "path": self._exchange.head.path}
 
-    def answer_takes_long(self) -> None:
+    def takes_long(self) -> None:
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
-    def encode(self, made: Made) -> Kept:
-        buffers, _, length, _ = self._encoded(made, made.placed, sliced=False)
+    def encode(self, request: Request, answer: Answer) -> Kept:
+        buffers, _, length, _ = self._encoded(request, answer, sliced=False)
         return Kept(b"".join(buffers), length)
 
     def _encoded(
-        self, answer: Answer, placed: Mapping[str, Placed], request_id: str = "", *, sliced: bool = True
+        self, request: Request, answer: Answer, request_id: str = "", *, sliced: bool = True
     ) -> Encoded:
-        entry, head, outputs = self.entry, self.head, answer.outputs
+        entry, head, outputs = request.entry, request.head, answer.outputs
         of_steps = answer.timing.__class__ is StepTiming
         response = InferResponse(entry.name, list(outputs), entry.version, request_id)
         asked = there(head.outputs, outputs) if of_steps else head.outputs
@@ -394,7 +397,7 @@ class HttpCall(ClientCall):
             binary_output=head.binary_output,
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
-            placed=placed,
+            placed=request.placed,
             sliced=sliced,
         )
         bare = not of_steps and not head.id and is_all_binary(response, asked, head.binary_output)
@@ -402,8 +405,8 @@ class HttpCall(ClientCall):
             outputs.template.said = head, [bytes(encoded.buffers[0])]
         return encoded
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        entry, head, asked = self.entry, self.head, self._route.asked
+    def answer(self, request: Request, answer: Answer) -> None:
+        entry, head, kept, asked = request.entry, request.head, request.kept, self._route.asked
         of_steps = answer.timing.__class__ is StepTiming
         outputs = answer.outputs
         declared = outputs if isinstance(outputs, DeclaredOutputs) and not of_steps else None
@@ -415,8 +418,8 @@ class HttpCall(ClientCall):
             buffers, length = [known[0], *declared.pieces()], len(known[0])
             size = sum(map(len, buffers))
         else:
-            buffers, size, length, json = self._encoded(answer, placed, head.id)
-        times = self._times(answer.timing)
+            buffers, size, length, json = self._encoded(request, answer, head.id)
+        times = request.times(answer.timing)
         if json is not None and buffers:
             fields, encoding = _MIXED_ANSWER % times, asked.binary_encoding
         elif length is None:
@@ -425,71 +428,67 @@ class HttpCall(ClientCall):
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
         if of_steps:
             fields = b"%b, %b\r\n" % (fields[:-2], in_words(answer.timing).encode())  # the last is the times
-        if self.cache_status is not None:
-            fields += self.cache_status.fields
-        if self.rollout is not None:
+        if request.cache_status is not None:
+            fields += request.cache_status.fields
+        if request.choice is not None:
             fields += VERSION % entry.version.encode()
-        fields += self.more_fields
+        fields += request.more_fields
         if json is not None or size > LONG_ANSWER:
-            self._write_in_pieces(answer, placed, fields, Encoded(buffers, size, length, json), encoding)
+            self._write_in_pieces(request, answer, fields, Encoded(buffers, size, length, json), encoding)
             return
         if encoding is not None and size >= WORTH_COMPRESSING:
             self._route.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return
-        self.service.server_row.add(BYTES_SENT, size)
+        request.service.server_row.add(BYTES_SENT, size)
         self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
 
     def _write_in_pieces(
-        self,
-        answer: Answer,
-        placed: Mapping[str, Placed],
-        fields: bytes,
-        encoded: Encoded,
-        encoding: bytes | None,
+        self, request: Request, answer: Answer, fields: bytes, encoded: Encoded, encoding: bytes | None
     ) -> None:
         """Writes what would hold up the loop. Until that is over, the answer has what its outputs lie in."""
         buffers, size, _, json = encoded
         service = self._route.service
-        events = self._long_events(answer, placed)
+        events = self._long_events(request, answer)
         body: LongBody
         if encoding is not None or (json is not None and buffers):
-            body = WholeBody(json, buffers, events, fields, encoding, service.threads)
+            begin = partial(service.fair_threads.begin, request.client)
+            body = WholeBody(json, buffers, events, fields, encoding, begin)
         elif json is not None:
             body = LongBody(json, events, fields)
         else:
             body = LongBody(SlicedBytes(buffers), events, fields, size)
-        self._respond_long(body, answer)
+        self._respond_long(request, body, answer)
 
-    def _long_events(self, answer: Answer, placed: Mapping[str, Placed]) -> LongEvents:
+    def _long_events(self, request: Request, answer: Answer) -> LongEvents:
         return LongEvents(
-            begun=partial(self._begun, answer, placed),
-            failed=partial(self._fail, timing=answer.timing),
+            begun=partial(self._begun, request, answer),
+            failed=partial(request.end_with, timing=answer.timing),
             ended=partial(self._written, answer),
-            sent=partial(self.service.server_row.add, BYTES_SENT),
+            sent=partial(request.service.server_row.add, BYTES_SENT),
         )
 
-    def _respond_long(self, body: LongBody, answer: Answer) -> None:
+    def _respond_long(self, request: Request, body: LongBody, answer: Answer) -> None:
         exchange = self._exchange
         if answer.held is None and answer.outputs:  # they may end when this returns
             body.move()
         answer.taken = True
         if exchange.pending:
-            exchange.on_disconnect = self.leave  # until it has begun: else nobody would count the request
+            exchange.on_disconnect = request.leave  # until it has begun: else nobody would count the request
         exchange.respond_long(body)
         if not exchange.pending:  # its client has left while a thread worked, or it was rejected already
-            self.leave()
+            request.leave()
 
-    def _begun(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+    def _begun(self, request: Request, answer: Answer) -> None:
         """The head is out: a client that sends no more may still read."""
         self._exchange.on_disconnect = None
-        self._answer(answer, placed, begun=True)
+        request.written(answer)
 
     def _written(self, answer: Answer) -> None:
         held, answer.held = answer.held, None
         if held is not None:
             held.release()
 
-    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
         more = b"" if times is None else TIMING % times
-        source = self.sender.source or self.head.options.source
-        self._route.service.fair.tell(self._exchange, error, self.entry, source, more)
+        source = request.sender.source or request.head.options.source
+        self._route.service.fair.tell(self._exchange, error, request.entry, source, more)

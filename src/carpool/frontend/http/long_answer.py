@@ -13,12 +13,14 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
+from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError, Unavailable
 from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.fair_threads import Between, ThreadWork
 from carpool.wire.head import Buffer
 from carpool.wire.slices import Sliced, SlicedBytes, SlicedJson
 from carpool.wire.v2 import HEADER_LENGTH
@@ -34,9 +36,8 @@ _SHORTEST_REST_S: Final = 0.005  # what is due is saved up until then: timers ar
 _LONGEST_REST_S: Final = 1.0
 
 
-Piece: TypeAlias = "Buffer | Future[Any]"
-"""What is sent; an empty one is a step of work, after which others have their turn, and a future is work in a
-thread."""
+Piece: TypeAlias = Buffer | ThreadWork[Any]
+"""What is sent; an empty one is a step of work, after which others have their turn."""
 
 
 class LongEvents(NamedTuple):
@@ -90,13 +91,14 @@ class WholeBody(LongBody):
         events: LongEvents,
         fields: bytes,
         encoding: bytes | None,
-        threads: Executor,
+        begin: Callable[[Callable[[Between], memoryview | None]], ThreadWork[memoryview | None]],
     ) -> None:
+        """`begin` begins work for its client in a thread."""
         super().__init__(SlicedBytes(tail), events, fields)
         self._json = json
         self._mixed = json is not None and bool(tail)
         self._encoding = encoding
-        self._threads = threads
+        self._begin = begin
 
     @property
     def held(self) -> int:
@@ -117,9 +119,9 @@ class WholeBody(LongBody):
             self.fields += field
         found += self.content.pieces()
         if self._encoding is not None:
-            work = self._threads.submit(_compressed, found, self._encoding)
+            work = self._begin(partial(_compressed, found, self._encoding))
             yield work
-            smaller = None if work.exception() else work.result()  # without memory for that it goes as it is
+            smaller = None if work.failed else work.done.result()  # without memory for that it goes as it is
             if smaller is not None:
                 found = [*SlicedBytes((smaller,)).pieces()]
                 self.fields += b"Content-Encoding: %b\r\n" % self._encoding
@@ -127,12 +129,13 @@ class WholeBody(LongBody):
         yield from found
 
 
-def _compressed(pieces: Sequence[Buffer], encoding: bytes) -> memoryview | None:
+def _compressed(pieces: Sequence[Buffer], encoding: bytes, between: Between) -> memoryview | None:
     """Returns the pieces together, compressed; None if that is no shorter."""
     wbits = zlib.MAX_WBITS + (16 if encoding == b"gzip" else 0)
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits)
     found = bytearray()
     for piece in pieces:
+        between()
         found += compressor.compress(piece)
     found += compressor.flush()
     return memoryview(found) if len(found) < sum(map(len, pieces)) else None
@@ -208,6 +211,7 @@ class LongAnswer:
         self._sent = 0
         self._blocked = False  # until its client has taken what was sent
         self._moving: asyncio.Future[None] | None = None
+        self._aside: ThreadWork[Any] | None = None
 
     def admit(self) -> bool:
         """Counts it as held for its client."""
@@ -264,6 +268,8 @@ class LongAnswer:
             self._over = True
             self._shared.accounts.close(self._stake)
             self._shared.writing.pop(self, None)
+            if self._aside is not None:
+                self._aside.stop()
             self._let_go()
             self._pieces, self._body = iter(()), _OVER
 
@@ -278,26 +284,32 @@ class LongAnswer:
             shared.loop.call_later(min(rest_s, _LONGEST_REST_S), shared.wait, self._go_on)
             return
         try:
-            piece = next(self._pieces, None)
+            goes_on = self._write_next()
         except CarpoolError as error:
             self._fail(error)
-            return
-        except Exception as fault:
+        except Exception as fault:  # also of those that hear of it: the turns of others are to go on
             logger.exception("a long answer cannot be written")
             self._fail(CarpoolError(f"the server failed on this request: {type(fault).__name__}"))
-            return
+        else:
+            if goes_on:
+                self._next(monotonic() - began)
+
+    def _write_next(self) -> bool:
+        """Writes the next piece; False where there is none, or it is not here yet."""
+        piece = next(self._pieces, None)
         if piece is None:
             self._end()
-            return
-        if isinstance(piece, Future):
-            asyncio.wrap_future(piece).add_done_callback(lambda _: self._go_on())
-            return
+            return False
+        if isinstance(piece, ThreadWork):
+            self._aside = piece
+            piece.done.add_done_callback(lambda _: self._go_on())
+            return False
         if len(piece):
             if not self._started and not self._begin():
-                return
+                return False
             self._body.events.sent(len(piece))
             self._send(piece)
-        self._next(monotonic() - began)
+        return True
 
     def _begin(self) -> bool:
         """False: its client has left meanwhile."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -11,18 +10,17 @@ from typing import Generic, Protocol, TypeVar
 
 from carpool.errors import CarpoolError
 from carpool.frontend.access.guard import check_model
+from carpool.frontend.calls.lane import Choice, ModelLane
 from carpool.frontend.calls.packing import AT_ONCE
-from carpool.frontend.calls.routing import Split
+from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over, status_of
 from carpool.frontend.http.http_service import HttpService
 from carpool.frontend.http.parsing import HttpHead
-from carpool.frontend.traces.trace_context import Origin
-from carpool.link.door import ROLLOUT, Catalog, ModelEntry, Sender, read_side
-from carpool.observe.counters import Row, count_failure
+from carpool.link.door import Catalog, ModelEntry, Sender
+from carpool.observe.counters import count_failure
 
-ROLLOUT_FIELD = ROLLOUT.lower().encode()
 _MOST_SENDERS = 256
 _NAMED = {"models": "{model}", "predictions": "{model}", "versions": "{version}"}
 
@@ -67,12 +65,10 @@ class AtHead:
 
 
 class ServedModel(Protocol):
-    """Describes what serves a request, and where it is counted."""
+    """Describes what serves a request."""
 
     @property
-    def entry(self) -> ModelEntry: ...
-    @property
-    def row(self) -> Row: ...
+    def lane(self) -> ModelLane: ...
 
 
 Target = TypeVar("Target", bound=ServedModel)
@@ -81,7 +77,7 @@ Target = TypeVar("Target", bound=ServedModel)
 class ModelRoute(Generic[Target]):
     """Requests with one head, for one model. Their target is worked out once for each catalogue.
 
-    While a version takes over from another, those that name none have two, and each request one of them.
+    Requests that name no version may have a choice of several, and each request has one of them.
     """
 
     _tensors = True  # as the model takes them
@@ -94,14 +90,14 @@ class ModelRoute(Generic[Target]):
         self._sender = sender
         self._senders: dict[str, Sender] = {}  # by who pays: many clients send the same head
         self._budget = budget  # seconds from a head to the client's deadline
-        self._wish = "" if named else read_side(head.headers.get(ROLLOUT_FIELD))
         self._named = named
         self._headers = head.headers
+        self._asks_for_choice = not service.choice_fields.isdisjoint(head.headers)
         self._catalog: Catalog | None = None
         self._target: Target | None = None
-        self._candidate: Target | None = None
+        self._targets: dict[int, Target] = {}  # by the entry's key, of the versions that are chosen from
         self._found: ModelEntry | None = None  # the model, also where its options are wrong
-        self.split: Split | None = None  # who answers what, where that is a question
+        self.choice: Choice | None = None  # who answers which request, where that is a question
 
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
@@ -117,9 +113,9 @@ class ModelRoute(Generic[Target]):
                 raise not_serving()
             target = self.current(exchange.head_at)
             advised = self._advised(exchange, target)
-            if advised is not None and self.split is not None and self.split.spares(target.entry):
-                advised = self._advised(exchange, self._side(self.split.stable))
-            refusal = service.fair.judge(target.entry, exchange, sender, advised)
+            if advised is not None and self.choice is not None:
+                advised = self._advised_instead(exchange, self.choice.instead(target.lane.entry), advised)
+            refusal = service.fair.judge(target.lane.entry, exchange, sender, advised)
             if refusal is None:
                 return self._plan(exchange, target)
         except NotLoaded as missing:
@@ -127,18 +123,22 @@ class ModelRoute(Generic[Target]):
         except CarpoolError as error:
             refusal = error
         known = target or self._target
-        if self.split is not None and known is not None:
-            service.mirror.count_failure(self.split, known.entry, refusal)
-        entry = self._found if known is None else known.entry
+        if self.choice is not None and known is not None:
+            self.choice.rejected(known.lane.entry, refusal)
+        entry = self._found if known is None else known.lane.entry
         service.fair.tell(exchange, refusal, entry, sender.source)
-        if service.tracer.on:
-            service.tracer.refused(
-                AtHead(exchange, service.fair.gate_status), entry, refusal, exchange.head_at
-            )
+        for sees in service.parts.see_refused:
+            sees(AtHead(exchange, service.fair.gate_status), entry, refusal, exchange.head_at)
         if entry is not None:  # else it is no model's failure
             count_failure(service.row(entry), refusal, 0.0, unheard=0 if sender.again else 1)
             service.door.turned_away(entry, refusal, exchange.head_at, source=sender.source)
         return None
+
+    def _advised_instead(
+        self, exchange: Exchange, other: ModelEntry | None, advised: CarpoolError
+    ) -> CarpoolError | None:
+        """Returns what the engine would say to the version that is asked instead, if there is one."""
+        return advised if other is None else self._advised(exchange, self._targets[other.key])
 
     def _sender_from(self, payer: str) -> Sender:
         if len(self._senders) >= _MOST_SENDERS:
@@ -158,7 +158,7 @@ class ModelRoute(Generic[Target]):
                 if check is not None and len(body) <= AT_ONCE:
                     check()
                 elif check is not None:
-                    await asyncio.get_running_loop().run_in_executor(service.threads, check)
+                    await service.fair_threads.begin(exchange.payer, lambda _: check()).done
                 await service.demands.loaded(model, exchange.head_at + self._budget, len(body))
                 if exchange.pending:
                     exchange.on_disconnect = None
@@ -184,32 +184,25 @@ class ModelRoute(Generic[Target]):
         is when the request's head was here, by which it is told apart from others."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
-            self._target = self._candidate = self.split = self._found = None
+            self._target = self.choice = self._found = None
             self._found = self._find(catalog)
             self._target = self._made(self._found)
-            if self.service.routing.splits or self._wish:
-                self._divide(self._target.entry)
+            if not self._named and (self._target.lane.divided or self._asks_for_choice):
+                self._choose_from(self.service.choose(self._found, self._headers, self._tensors))
             self._catalog = catalog
-        return self._target if self.split is None else self.for_sender(self._sender, at)
+        return self._target if self.choice is None else self.for_sender(self._sender, at)
 
-    def _divide(self, entry: ModelEntry) -> None:
-        """Finds both sides, if there are two for those who name none."""
-        split = (
-            None if self._named else self.service.routing.split(entry.name, self._wish, tensors=self._tensors)
-        )
-        if split is not None:
-            self._target, self._candidate = self._made(split.stable), self._made(split.candidate)
-        self.split = split
+    def _choose_from(self, choice: Choice | None) -> None:
+        """Works out the target of each version, if there are several for requests that name none."""
+        if choice is not None:
+            self._targets = {entry.key: self._made(entry) for entry in choice.entries}
+            self._target = self._targets[choice.entries[0].key]
+        self.choice = choice
 
     def for_sender(self, sender: Sender, at: float) -> Target:
-        """Returns one of two sides, for a request of this one."""
-        assert self.split is not None
-        return self._side(self.split.choose(sender, at, self._headers, self._wish))
-
-    def _side(self, entry: ModelEntry) -> Target:
-        assert self._target is not None
-        candidate = self._candidate
-        return candidate if candidate is not None and candidate.entry is entry else self._target
+        """Returns the target of the version that is chosen for a request of this sender."""
+        assert self.choice is not None
+        return self._targets[self.choice.choose(sender, at).key]
 
     def _find(self, catalog: Catalog) -> ModelEntry:
         raise NotImplementedError

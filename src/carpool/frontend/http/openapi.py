@@ -9,21 +9,26 @@ from typing import Any
 import orjson
 
 from carpool import __version__
+from carpool.extensions import installed
 from carpool.frontend.documents import assumptions, task_of
-from carpool.frontend.http.clients_openapi import EVENTS, chat_paths, generate_paths, in_path, ping_path
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES
 from carpool.frontend.http.task_models import in_order
-from carpool.frontend.http.text_route import TEXT_TASKS
 from carpool.frontend.pictures.pipeline_pictures import EXPLAIN, EXPLAIN_OPTION
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog, ModelEntry
 from carpool.observe.shared_history import KEPT_S
 from carpool.vision import draw, tasks
+from carpool.vision.tasks.written import TEXT_TASKS
 from carpool.wire.head import MAX_SOURCE_CHARS
 
 Document = dict[str, Any]
+
+_EVENTS = (
+    'Server-sent events: data: {"text": …, "index": n} for each piece, then the whole response with '
+    '"done": true. An error after the first piece is an event, too'
+)
 
 _REFUSALS: Mapping[str, str] = {
     "400": "The image, a name or a value cannot be used; `field` says which.",
@@ -44,19 +49,17 @@ _KEYS: Document = {
 
 def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     """`with_keys`: the server asks for one."""
-    listed = [(entry, task) for entry in in_order(catalog) if (task := task_of(entry))]
+    listed = with_tasks(catalog)
     models = [(entry.name, entry.version, task) for entry, task in listed]
     piped = {task for entry, task in listed if entry.vision is not None and "pipeline" in entry.vision}
     paths: Document = {}
     for task, path in TASK_ROUTES.items():
         served = [name for name, _, of in models if of == task]
         paths[path] = {"post": _operation(task, served, piped=task in piped)}
-    names = [name for name, _, _ in models]
-    readers = [name for name, _, task in models if task in TEXT_TASKS]
-    paths |= chat_paths(readers)
-    paths["/models/{model}/predict"] = {"post": _predict(names, piped=bool(piped))}
-    paths |= generate_paths([entry.name for entry in in_order(catalog)], _refusals())
-    paths |= _torchserve_paths(names, piped=bool(piped))
+    paths["/models/{model}/predict"] = {"post": predict_operation(catalog)}
+    for one in installed().values():
+        for routes in one.routes:
+            paths |= one.part(routes.paths)(catalog) if routes.paths else {}
     paths["/v2/history"] = {"get": _history()}
     return {
         "openapi": "3.1.0",
@@ -76,6 +79,11 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
             for entry, task in listed
         ],
     }
+
+
+def with_tasks(catalog: Catalog) -> list[tuple[ModelEntry, str]]:
+    """Returns the models that take pictures, each with its task."""
+    return [(entry, task) for entry in in_order(catalog) if (task := task_of(entry))]
 
 
 def _assumed(entry: ModelEntry) -> Document:
@@ -169,7 +177,11 @@ def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
     }
 
 
-def _predict(models: Sequence[str], *, piped: bool) -> Document:
+def predict_operation(catalog: Catalog) -> Document:
+    """Describes a call of any model that takes pictures, whose name is in the path."""
+    listed = with_tasks(catalog)
+    models = [entry.name for entry, _ in listed]
+    piped = any("pipeline" in (entry.vision or {}) for entry, _ in listed)
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     version = _parameter("version", "Its version. Default: the newest.", {"type": "string"})
     return {
@@ -182,28 +194,8 @@ def _predict(models: Sequence[str], *, piped: bool) -> Document:
     }
 
 
-def _torchserve_paths(models: Sequence[str], *, piped: bool) -> Document:
-    """Describes the same as `predict`, in other words: both methods, and the version in the path."""
-    asked = _predict(models, piped=piped)
-    asked |= {
-        "summary": "Call one model as TorchServe's clients do",
-        "description": "A classifier answers `{label: probability}`, a detector `[{label: box, score}]`.",
-    }
-    answer = {"application/json": {"schema": {"type": ["object", "array"]}}}
-    good = {"description": "In the format of TorchServe's own handlers.", "content": answer}
-    asked["responses"] = {**asked["responses"], "200": good}
-    model, version, *rest = asked["parameters"]
-    in_place = in_path({"type": "string"}, "version", "Its version.")
-    paths: Document = {"/ping": {"get": ping_path()}}
-    for path, name, first in (
-        ("/predictions/{model}", "", [model, version]),
-        ("/predictions/{model}/{version}", "_of_version", [model, in_place]),
-    ):
-        paths[path] = {
-            verb: asked | {"operationId": f"prediction{name}_{verb}", "parameters": [*first, *rest]}
-            for verb in ("post", "put")
-        }
-    return paths
+def in_path(schema: Document, name: str = "model", description: str = "The model.") -> Document:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
 
 
 def _parameter(name: str, description: str, schema: Document) -> Document:
@@ -279,7 +271,7 @@ def _answers(of: Sequence[str], *, drawn: bool) -> Document:
         }
     }
     if any(task in TEXT_TASKS for task in of):
-        content["text/event-stream"] = {"schema": {"type": "string", "description": EVENTS}}
+        content["text/event-stream"] = {"schema": {"type": "string", "description": _EVENTS}}
     if drawn:
         for kind in draw.FORMATS:
             content[f"image/{kind}"] = {"schema": {"type": "string", "format": "binary"}}
@@ -289,10 +281,10 @@ def _answers(of: Sequence[str], *, drawn: bool) -> Document:
         "headers": {"Server-Timing": {"description": "Milliseconds by part.", "schema": {"type": "string"}}},
         "content": content,
     }
-    return {"200": good, **_refusals()}
+    return {"200": good, **refusals()}
 
 
-def _refusals() -> Document:
+def refusals() -> Document:
     return {status: {"$ref": f"#/components/responses/E{status}"} for status in _REFUSALS}
 
 

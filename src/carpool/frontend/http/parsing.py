@@ -82,6 +82,11 @@ class HttpHead:
         head.who = self.who
         return head
 
+    def copy(self) -> HttpHead:
+        """Returns the same head for one request alone."""
+        framing, parts = (self.content_length, self.chunked), (self.path, self.query)
+        return HttpHead(self.method, self.target, parts, self.http_minor, self.headers, framing)
+
     def segments(self) -> list[str]:
         """The path between its slashes, each part decoded by itself: an escaped slash stays in its part."""
         return [_unescape(part) for part in self.path[1:].split("/")]

@@ -31,7 +31,7 @@ def look_for_picture(
 ) -> tuple[Looked | None, tuple[bytes, bytes] | None]:
     """Returns what was found; and the answer, its fields and body, if it is known. One that is to be audited
     goes the way of all others, which ends in the same answer."""
-    entry, began = target.entry, monotonic()
+    entry, began = target.lane.entry, monotonic()
     model, given = caches.of(entry), (target.options, target.drawn)
     question = Question(FORM, ASKED_ON_A_ROUTE, (picture,), asked.sender, asked.wish, *given, is_picture=True)
     looked = caches.known(model, question, began)
@@ -40,7 +40,7 @@ def look_for_picture(
     hit, now = looked.hit, monotonic()
     model.row.observe(CACHE_AGE, hit.age)
     model.count(hit.status.kind, now - began)
-    target.row.observe(REQUEST_SECONDS, now - arrived)
+    target.lane.row.observe(REQUEST_SECONDS, now - arrived)
     caches.from_cache(entry, arrived, 1, asked.sender.source)
     times, drawn = Times((now - arrived) * 1e3), target.drawn
     fields = JSON_ANSWER % times if drawn is None else DRAWN_ANSWER % (drawn.encode(), *times)

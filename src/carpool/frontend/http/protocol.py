@@ -636,10 +636,14 @@ class Connection:
             self._continue()
 
     def _reject(self, fault: Fault) -> None:
-        """Writes an answer in the app's place."""
+        """Writes an answer in the app's place, and a request's in the words of its clients."""
+        head = None if self._exchange is None else self._exchange.head
         self._abandon()
         self._shared.answered_here[fault.reason] += 1
-        self.answer(fault.status, fault.fields(), fault.body())
+        status, body = fault.status, fault.body()
+        if head is not None:
+            status, body = self._shared.app.reworded(head, status, body)
+        self.answer(status, fault.fields(), body)
 
     def _fail(self, fault: Fault) -> None:
         """Writes an answer in the app's place and ends the connection: what follows on it could be

@@ -49,9 +49,8 @@ _FILE = "file:"
 _TO_LOAD = ("config",)
 _TO_UNLOAD = ("unload_dependents",)
 _REGION_FIELDS = ("key", "offset", "byte_size")
-_TO_CHANGE_DRIFT = ("action", "hours")
-_DRIFT_ACTIONS = ("learn", "reset")
 _MAX_JSON_BODY = 64 * 1024
+ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 _MOST_TIME = 10**11  # seconds since 1970, which points are numbered by
 _METRICS_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
 _OPENMETRICS_FIELDS = b"content-type: %b\r\n" % OPENMETRICS_TYPE.encode()
@@ -148,52 +147,6 @@ def profile(service: HttpService, exchange: Exchange, variables: Variables) -> N
     service.answer_later(
         exchange, service.door.ask("profile", {"name": entry.name, "version": entry.version})
     )
-
-
-def drift(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """Answers how far a model's pictures and answers are from its reference; with `?reference=1` that one,
-    too."""
-    entry = service.look_up(variables["model"], variables.get("version", ""))
-    wanted = read_query(exchange.head.query).get("reference") == "1"
-    asked = {"name": entry.name, "version": entry.version, "reference": wanted, **told(exchange.who)}
-    service.answer_later(exchange, service.door.ask("drift", asked))
-
-
-def change_drift(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
-    """Takes `{"action": "learn", "hours": 24}`, or `{"action": "reset"}`."""
-    entry = service.look_up(variables["model"], variables.get("version", ""))
-
-    def change(asked: dict[str, Any]) -> None:
-        unknown = next((name for name in asked if name not in _TO_CHANGE_DRIFT), None)
-        if unknown is not None:
-            raise InvalidInput(f"unknown field {shown(unknown)}; {nearest(unknown, _TO_CHANGE_DRIFT)}")
-        action = asked.pop("action", None)
-        if action not in _DRIFT_ACTIONS:
-            raise InvalidInput(f"action must be {' or '.join(_DRIFT_ACTIONS)}", field="action")
-        arguments = {**asked, "name": entry.name, "version": entry.version, **told(exchange.who)}
-        service.answer_later(exchange, service.door.ask(f"drift-{action}", arguments))
-
-    return with_json(exchange, change)
-
-
-def cache_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """Answers what all front ends keep of a model's answers, and what became of the requests for it."""
-    entry = service.look_up(variables["model"], variables.get("version", ""))
-    is_shared = service.caches.shared is not None
-    answer_document(exchange, documents.cache_status(entry, service.table, is_shared=is_shared))
-
-
-def clear_cache(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """`shared` says whether what servers share is cleared too: false when Redis does not answer now, null
-    where nothing is shared."""
-    entry = service.look_up(variables["model"])
-
-    async def clear() -> dict[str, Any]:
-        reached = await service.caches.clear_shared(entry.name)  # before the front ends look there again
-        await service.door.ask("clear-cache", {"name": entry.name})
-        return {"shared": reached}
-
-    service.answer_later(exchange, clear())
 
 
 def repository_index(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
@@ -447,7 +400,7 @@ def unregister_cuda(_service: HttpService, exchange: Exchange, _variables: Varia
     answer_document(exchange, {})
 
 
-# ── trace and log settings ──
+# ── log settings ──
 
 
 def log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
@@ -460,16 +413,3 @@ def update_log_settings(service: HttpService, exchange: Exchange, _variables: Va
         service.answer_later(exchange, service.door.ask("log-settings", arguments))
 
     return with_json(exchange, update)
-
-
-def trace_settings(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    _trace(service, exchange, variables, {})
-
-
-def update_trace_settings(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
-    return with_json(exchange, lambda asked: _trace(service, exchange, variables, asked))
-
-
-def _trace(service: HttpService, exchange: Exchange, variables: Variables, asked: dict[str, Any]) -> None:
-    model = variables.get("model", "")
-    service.answer_later(exchange, service.door.ask("trace-settings", {"model": model, "settings": asked}))

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from carpool.config.rollout_settings import CompareSettings
 from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.frontend.pictures.recomputation import Recomputation
 from carpool.link.door import Answer
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import Timing
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options

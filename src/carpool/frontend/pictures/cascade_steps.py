@@ -11,10 +11,10 @@ from dataclasses import replace
 from random import random
 from typing import Any
 
-from carpool.config.pipeline_settings import REFUSE
 from carpool.config.rules import shown
-from carpool.drift.share_watch import ShareWatch
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Unavailable
+from carpool.extensions.pipelines.settings import REFUSE
+from carpool.frontend.pictures.cascade_shares import ShareWatch
 from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
@@ -29,6 +29,9 @@ _AUDITED = 0.01  # of what the cheap model keeps
 _KEPT_WINDOW, _AUDIT_WINDOW = 1000, 100
 _USUAL_SCORE = 0.5
 _LEARNING = 0.02  # how much one answer moves what the big model is thought to take
+
+_ANSWERED, _AUDITS = columns.by_word("cascades", "answered"), columns.by_word("cascades", "audits")
+_SAVED = columns.single("cascades", "saved")
 
 log = logger("cascade")
 
@@ -94,7 +97,7 @@ class Cascade:
     def answered(self, cheap: Timing, big: Timing | None, *, degraded: bool, asked: object) -> bool:
         """Counts it. True if the big model is to be asked all the same, for the audit: of those answers only
         that it was not asked for because the cheap model was certain."""
-        self._row().add(columns.CASCADE["degraded" if degraded else "cheap" if big is None else "big"])
+        self._row().add(_ANSWERED["degraded" if degraded else "cheap" if big is None else "big"])
         self._balance -= _seconds(cheap)
         if big is not None:
             took = _seconds(big)
@@ -102,7 +105,7 @@ class Cascade:
         else:
             self._balance += self._big_s
         if self._balance > 0.0:
-            self._row().add(columns.CASCADE_SAVED, self._balance)
+            self._row().add(_SAVED, self._balance)
             self._balance = 0.0
         if asked:
             return False
@@ -113,9 +116,9 @@ class Cascade:
     def audited(self, agrees: bool | None) -> None:
         """Counts what the big model said to an answer that was kept; None if it could not be asked."""
         if agrees is None:
-            self._row().add(columns.CASCADE_AUDITS["skipped"])
+            self._row().add(_AUDITS["skipped"])
             return
-        self._row().add(columns.CASCADE_AUDITS["same" if agrees else "differs"])
+        self._row().add(_AUDITS["same" if agrees else "differs"])
         self._watch("agreement", self._agreement, agrees)
 
     def _watch(self, what: str, watch: ShareWatch, happened: bool) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from carpool.config.pipeline_settings import PipelineStep, read_document
 from carpool.errors import Unavailable
+from carpool.extensions.pipelines.settings import PipelineStep, read_document
 from carpool.frontend.pictures.cascade_steps import STEP, Cascade
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.link.door import Catalog, ModelEntry

@@ -6,7 +6,7 @@ boxes back and wait for crops, which is this run with more messages; or hold pic
 look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
 other, in a slot like any other, and crops of many requests share batches because their models' queues are the
 engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
-the later ones, it says through the booking that each request names (engine/routes/pipeline_route.py). So a
+the later ones, it says through the booking that each request names (`PipelineRoute`). So a
 front end that dies takes its own runs along and no others, and an engine that dies ends each of them once.
 
 To what is above it a run is one call through the door: it is made ready, cancelled and done like one.
@@ -35,15 +35,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from carpool.config.pipeline_settings import WITHOUT
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, prefixed, without_stack
+from carpool.extensions.pipelines.settings import WITHOUT
 from carpool.frontend.pictures.cascade_audit import count
 from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.frontend.pictures.device_picture import DevicePicture
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
 from carpool.frontend.pictures.run_steps import (
-    Request,
     RequestHears,
+    StepRequest,
     StepState,
     give_back,
     release_all,
@@ -102,7 +102,7 @@ class PipelineRun:
     def begin(self) -> None:
         """Offer the first step; nothing has happened if this raises."""
         ask, base = self._asked, self._graph.base
-        request = Request((0,))
+        request = StepRequest((0,))
         assert ask.slot is not None
         self._device = DevicePicture(ask.slot) if self._pictures.is_file else None
         try:
@@ -151,7 +151,7 @@ class PipelineRun:
         """Its source is over. With nothing to ask, so is it."""
         self._booking.reaches(number, len(items))
         at = self._model.steps[number]
-        state = self._steps[number] = StepState(items, [Request(part) for part in chunks(items, at.most)])
+        state = self._steps[number] = StepState(items, [StepRequest(part) for part in chunks(items, at.most)])
         if not items:
             self._over(number, [])
             return
@@ -180,7 +180,7 @@ class PipelineRun:
             request.geometries = at.describe(token, asked, size, view)
             request.sizes = [(one.width, one.height) for one in request.geometries]
 
-    def _head(self, at: StepModel, state: StepState, request: Request) -> RequestHead:
+    def _head(self, at: StepModel, state: StepState, request: StepRequest) -> RequestHead:
         if self._device is not None:
             return at.cut_head(len(request.items))
         return at.head(state.items[request.items[0]].width, len(request.items))

@@ -68,7 +68,7 @@ class Recomputation(OneAnswer, Generic[T]):
         raise NotImplementedError
 
     def _skipped(self, why: str) -> None:
-        """`why` is one of `columns.SKIPPED_WORDS`."""
+        """`why` is one of the words that a rollout counts as skipped."""
         raise NotImplementedError
 
     def _failed(self, error: CarpoolError) -> None:

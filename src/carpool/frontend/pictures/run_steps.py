@@ -21,7 +21,7 @@ class Run(Protocol):
     def answered(self, number: int, answer: Answer) -> None: ...
 
 
-class Request:
+class StepRequest:
     """Represents a part of a step: these of its items, in one slot, as one request."""
 
     __slots__ = ("answer", "call", "geometries", "items", "sizes", "slot")
@@ -41,7 +41,7 @@ class RequestHears(OneAnswer):
 
     __slots__ = ("_number", "_request", "_run")
 
-    def __init__(self, run: Run, number: int, request: Request) -> None:
+    def __init__(self, run: Run, number: int, request: StepRequest) -> None:
         self._run = run
         self._number = number
         self._request = request
@@ -59,7 +59,7 @@ class StepState:
 
     __slots__ = ("answers", "began", "certainty", "cut", "items", "requests", "waiting")
 
-    def __init__(self, items: Sequence[Item], requests: Sequence[Request]) -> None:
+    def __init__(self, items: Sequence[Item], requests: Sequence[StepRequest]) -> None:
         self.items = items
         self.requests = requests
         self.waiting = len(requests)
@@ -69,7 +69,7 @@ class StepState:
         self.certainty = 0.0  # of a cascade's cheap model
 
 
-def give_back(requests: Sequence[Request]) -> None:
+def give_back(requests: Sequence[StepRequest]) -> None:
     """Gives back slots that no request took over."""
     for request in requests:
         slot, request.slot = request.slot, None
@@ -77,7 +77,7 @@ def give_back(requests: Sequence[Request]) -> None:
             slot.release()
 
 
-def release_all(requests: Sequence[Request]) -> None:
+def release_all(requests: Sequence[StepRequest]) -> None:
     """Releases outputs that were read."""
     for request in requests:
         call, request.call = request.call, None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -42,6 +42,7 @@ from carpool.vision.plans.picture_plan import PicturePlan
 from carpool.vision.tasks import options_of
 from carpool.vision.tasks.written import written, written_as
 from carpool.wire.head import DEFAULT_OPTIONS
+from carpool.wire.long_json import decode_base64
 from carpool.wire.v2 import (
     RequestHead,
     TensorHead,
@@ -51,9 +52,6 @@ from carpool.wire.v2 import (
     parse_head,
     read_header_length,
 )
-
-if TYPE_CHECKING:
-    from carpool.drift.samples import Sampled
 
 T = TypeVar("T")
 MOST_WRITTEN = 1 << 20
@@ -86,6 +84,14 @@ def weight_of(data: Buffer, head: PictureHead | None) -> float:
             return weight_of_size(len(data))
         head = read_head(data)
     return float(_SAME_FOR_ALL + _A_BYTE * len(data) + head.width * head.height)
+
+
+class Noted(Protocol):
+    """Represents what an extension has noted of a request with pictures."""
+
+    @property
+    def decoded(self) -> list[Decoded]:
+        """Returns the list to which the pixels are added that are decoded for the model."""
 
 
 class PlacesPictures(Places, Protocol):
@@ -164,7 +170,7 @@ class SentPictures(Content):
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "options", "sampled"),
+        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "noted", "options"),
         *("size", "weight", "whole"),
     )
 
@@ -189,7 +195,7 @@ class SentPictures(Content):
         self.options = options
         self._pictures = pictures
         self.whole: list[Decoded] = []  # the pixels, where they are needed for longer
-        self.sampled: Sampled | None = None  # what will be measured of the first, if anything is
+        self.noted: Noted | None = None  # by an extension, which also wants the pixels of the first
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
@@ -263,8 +269,8 @@ class SentPictures(Content):
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
         started = monotonic()
         model, size = self._model, self._model.bytes
-        sampled = None if self.sampled is None else self.sampled.decoded
-        keep = self.whole if self._model.keeps_pixels else sampled
+        noted = None if self.noted is None else self.noted.decoded
+        keep = self.whole if self._model.keeps_pixels else noted
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
@@ -360,8 +366,8 @@ class RoutePicture(SentPictures):
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
-        sampled = None if self.sampled is None else self.sampled.decoded
-        keep = self.whole if self._model.keeps_pixels else sampled
+        noted = None if self.noted is None else self.noted.decoded
+        keep = self.whole if self._model.keeps_pixels else noted
         self._geometries = [self._model.prepare(self._pictures[0], memory, keep, self._seen)]
         if self.drawn is None and not self.kept:
             self._pictures = ()
@@ -500,6 +506,9 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+_LONG_TEXT = 64 * 1024  # which is decoded in slices
+
+
 def from_base64(text: str, where: str) -> bytes:
     """Returns a picture as text, with or without the head of a data: URL. `where` names the field in the
     error."""
@@ -508,6 +517,8 @@ def from_base64(text: str, where: str) -> bytes:
         if not comma or not head.lower().endswith(";base64"):
             raise InvalidInput(f"{where} is a data: URL that is not in base64", field=where)
     try:
+        if len(text) > _LONG_TEXT:
+            return decode_base64(text)
         data = text.encode("ascii").translate(None, b"\r\n \t")  # some encoders break their lines
         return binascii.a2b_base64(data, strict_mode=True)
     except ValueError:  # of strings that are not ASCII, too

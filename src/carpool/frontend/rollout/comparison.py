@@ -10,15 +10,15 @@ import numpy as np
 import orjson
 
 from carpool import errors
-from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError, without_stack
-from carpool.frontend.calls.routing import Split
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
+from carpool.frontend.rollout.routing import Split
 from carpool.link.door import Answer, ModelEntry
 from carpool.memory.arena import Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.likeness import Difference
 from carpool.vision.plans.compare import compare_answers, compare_tensors
 from carpool.vision.thumbnail import thumbnail

@@ -14,11 +14,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from carpool.errors import CarpoolError
-from carpool.frontend.calls.routing import Split
+from carpool.extensions.rollout.counted import COMPARED, FALLBACKS, SKIPPED
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.rollout.comparison import fault_of
+from carpool.frontend.rollout.routing import Split
 from carpool.link.door import Door, ModelEntry
-from carpool.observe.columns import COMPARED, FALLBACKS, SKIPPED
 from carpool.observe.counters import Row
 from carpool.types import Array
 from carpool.vision.likeness import Difference

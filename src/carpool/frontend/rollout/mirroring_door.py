@@ -5,21 +5,24 @@ compared, off the loop."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import cast
 
 from carpool.errors import CarpoolError, DeadlineExceeded
-from carpool.frontend.calls.asking import Asker, Infers, Made, not_made
-from carpool.frontend.calls.routing import Routing, Split
+from carpool.frontend.calls.call_service import CallService
+from carpool.frontend.calls.front_part import FrontPart
+from carpool.frontend.calls.lane import Infer
+from carpool.frontend.calls.request import OVER, Listener, Request
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.rollout.comparison import Comparison, may_run_again
 from carpool.frontend.rollout.mirror import Mirror
-from carpool.link.contents import Content
-from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry
-from carpool.memory.arena import Slot
+from carpool.frontend.rollout.routing import Routing, Split
+from carpool.link.door import ROLLOUT, Answer, ModelEntry, Sender, read_side
 from carpool.observe.logs import logger
 
+_FIELD = ROLLOUT.lower().encode()
 _RESERVE = (0.2, 0.5)  # of the promise, at least and at most: for stable, where the candidate is slow
 
 _log = logger("rollout")
@@ -28,78 +31,113 @@ _log = logger("rollout")
 class Mirroring:
     """Implements the feature, for versions of which one takes over from the other."""
 
-    def __init__(self, routing: Routing, mirror: Mirror) -> None:
-        self._routing = routing
-        self._mirror = mirror
+    def __init__(self, service: CallService) -> None:
+        self._routing = Routing(service.door)
+        self._mirror = Mirror(service.door, service.pictures, service.threads, service.row)
+        self.part = FrontPart(
+            around=self._around,
+            choose=self._choose,
+            choice_fields=frozenset((_FIELD,)),
+            close=self._mirror.close,
+        )
 
-    def around(self, inner: Infers, entry: ModelEntry) -> Infers:
+    def _around(self, inner: Infer, entry: ModelEntry) -> Infer:
         split = self._routing.splits.get(entry.name)
         if split is None or not (entry is split.stable or entry is split.candidate):
             return inner
         return MirroringDoor(inner, self._mirror)
 
+    def _choose(self, entry: ModelEntry, fields: Mapping[bytes, bytes], tensors: bool) -> Sides | None:
+        wish = read_side(fields.get(_FIELD))
+        split = self._routing.split(entry.name, wish, tensors=tensors)
+        return None if split is None else Sides(self._mirror, split, fields, wish)
+
+
+class Sides:
+    """Implements `Choice` between the two versions of a rollout."""
+
+    __slots__ = ("_fields", "_mirror", "_wish", "entries", "split")
+
+    def __init__(self, mirror: Mirror, split: Split, fields: Mapping[bytes, bytes], wish: str) -> None:
+        self._mirror = mirror
+        self._fields = fields
+        self._wish = wish
+        self.split = split
+        self.entries: Sequence[ModelEntry] = (split.stable, split.candidate)
+
+    def choose(self, sender: Sender, at: float) -> ModelEntry:
+        return self.split.choose(sender, at, self._fields, self._wish)
+
+    def instead(self, entry: ModelEntry) -> ModelEntry | None:
+        return self.split.stable if self.split.spares(entry) else None
+
+    def rejected(self, entry: ModelEntry, error: CarpoolError) -> None:
+        self._mirror.count_failure(self.split, entry, error)
+
 
 class MirroringDoor:
-    """Implements `Infers` around another."""
+    """Wraps the requests for one of the two versions."""
 
-    def __init__(self, inner: Infers, mirror: Mirror) -> None:
+    def __init__(self, inner: Infer, mirror: Mirror) -> None:
         self.inner = inner
         self.mirror = mirror
 
-    def infer(self, ask: Ask, hears: Hears) -> Call:
-        split = cast("Split | None", ask.asker.rollout)
-        if split is None:  # it names its version
-            return self.inner.infer(ask, hears)
-        beside = Beside(self, split, ask, hears)
+    def __call__(self, request: Request) -> None:
+        sides = cast("Sides | None", request.choice)
+        if sides is None:  # it names its version
+            self.inner(request)
+            return
+        beside = Beside(self, sides.split, request)
+        request.listen(beside)
         beside.begin()
-        return beside
 
 
-class Beside:
-    """Represents one request whose model has two versions. Keeps its content for as long as that may be
-    needed again. Implements `Call` for who asks and `Hears` for what runs."""
+class Beside(Listener):
+    """Leads one request whose model has two versions. Keeps its content for as long as that may be needed
+    again."""
 
-    __slots__ = ("_ask", "_asker", "_compares", "_content", "_door", "_hears", "_inner", "_split", "_timer")
+    __slots__ = (
+        "_begun",
+        "_compares",
+        "_content",
+        "_door",
+        "_id",
+        "_lane",
+        "_pictures",
+        "_request",
+        "_split",
+        "_timer",
+    )
 
-    def __init__(self, door: MirroringDoor, split: Split, ask: Ask, hears: Hears) -> None:
+    def __init__(self, door: MirroringDoor, split: Split, request: Request) -> None:
+        content = request.content
+        assert content is not None
         self._door = door
         self._split = split
-        self._ask = ask
-        self._asker: Asker = ask.asker
-        self._hears: Hears | None = hears  # None: it has the answer, or does not want it
-        self._content: Content = ask.content
+        self._request = request
+        self._lane = request.service.lane(request.entry)  # that was chosen: errors count there
+        self._content = content
+        self._pictures: SentPictures | None = None  # that were answered
+        self._id = ""  # as its client calls it
         self._compares = False
-        self._inner: Call | None = None
+        self._begun = False  # it was passed on
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Begins on the version that was chosen, or on stable, if that refuses."""
-        try:
-            self._offer()
-        except CarpoolError as error:
-            if error.reason == "no-slots" or not self._moves_to_stable(error):
-                self._door.mirror.count_failure(self._split, self._ask.entry, error)
-                raise
-            self._again()
-            try:
-                self._offer()
-            except CarpoolError as another:
-                self._door.mirror.count_failure(self._split, self._ask.entry, another)
-                self._content.drop()
-                raise
-
-    def _offer(self) -> None:
-        ask, split, content, now = self._ask, self._split, self._content, monotonic()
-        in_parts = ask.entry.in_parts(self._asker.refuses_many)
-        spares = split.spares(ask.entry) and not in_parts
-        self._compares = not in_parts and self._door.mirror.wants(split, ask.entry, ask.sender.named, now)
+        """Begins on the version that was chosen, or on stable, if that rejects it."""
+        request, split, content, now = self._request, self._split, self._content, monotonic()
+        entry = request.entry
+        in_parts = entry.in_parts(request.refuses_many)
+        spares = split.spares(entry) and not in_parts
+        self._compares = not in_parts and self._door.mirror.wants(split, entry, request.sender.named, now)
         content.copied = True
         content.kept = self._compares or spares
-        self._inner = self._door.inner.infer(ask, self)
-        if spares and ask.entry.slo is not None:
-            slo = ask.entry.slo
+        self._door.inner(request)
+        self._begun = True
+        if spares and entry.slo is not None and request.state != OVER:
+            slo = entry.slo
             reserve = min(_RESERVE[1] * slo, max(_RESERVE[0] * slo, 3.0 * split.stable_s))
-            late = promised(ask.entry, ask.arrived, ask.deadline) - reserve
+            late = promised(entry, request.arrived, request.deadline) - reserve
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, late - now), self._too_slow)
 
@@ -107,18 +145,23 @@ class Beside:
 
     def _moves_to_stable(self, error: CarpoolError) -> bool:
         """The candidate does not take it: from here on it is stable's, if it may be."""
-        if not self._split.spares(self._ask.entry) or not may_run_again(error):
+        if not self._split.spares(self._request.entry) or not may_run_again(error):
             return False
         self._door.mirror.fell_back(self._split, error)
         return True
 
-    def _again(self) -> None:
-        """Asks stable what was asked."""
-        stable, content = self._split.stable, self._content
+    def _begins_again(self, error: CarpoolError) -> bool:
+        """The candidate has rejected it before the engine knew of it: stable is asked what was asked."""
+        if error.reason == "no-slots" or not self._moves_to_stable(error):
+            return False
+        request, content, stable = self._request, self._content, self._split.stable
         if isinstance(content, SentPictures):
             content = content.for_model(self._door.mirror.pictures.model(stable))
-        self._content = content
-        self._ask = self._ask._replace(entry=stable, content=content)
+        self._content = request.content = content
+        request.enter(request.service.lane(stable))
+        request.listen(self)
+        request.go(lambda _: self.begin())
+        return True
 
     def _too_slow(self) -> None:
         """If the candidate has not answered by now, stable just could."""
@@ -129,10 +172,9 @@ class Beside:
     def _runs_again(self, error: CarpoolError) -> bool:
         """The candidate had it and failed, or is about to be late: run it on stable, if that can be in time.
         Its inputs are still in their slot; pictures that stable wants in another size are decoded again."""
-        ask, content = self._ask, self._content
-        if self._hears is None or monotonic() >= promised(ask.entry, ask.arrived, ask.deadline):
+        request, content, stable = self._request, self._content, self._split.stable
+        if monotonic() >= promised(request.entry, request.arrived, request.deadline):
             return False
-        stable = self._split.stable
         if isinstance(content, SentPictures):
             model = self._door.mirror.pictures.model(stable)
             if not content.can_be_again(model) or not self._moves_to_stable(error):
@@ -141,73 +183,45 @@ class Beside:
         elif content.held is None or not self._moves_to_stable(error):
             return False
         self._stop()
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            inner.cancel()
+        request.recall(self)
         self._compares = content.kept = False
-        self._content = content
-        self._ask = ask._replace(entry=stable, content=content)
-        try:
-            self._inner = self._door.inner.infer(self._ask, self)
-        except CarpoolError as another:
-            self._end(not_made(another, heard=True))
-        except Exception as unknown:
-            _log.exception("request-failed", model=stable.name)
-            failed = CarpoolError(f"the server failed on this request: {type(unknown).__name__}")
-            self._end(not_made(failed, heard=True))
+        self._content = request.content = content
+        request.enter(request.service.lane(stable))
+        request.listen(self)
+        request.go(self._door.inner)
         return True
 
-    # ── as `Hears` ──
+    # ── as a `Listener` ──
 
-    def admitted(self) -> None:
-        if self._hears is not None:
-            self._hears.admitted()
-
-    def part(self, answer: Answer) -> None:
-        if self._hears is not None:
-            self._hears.part(answer)
-
-    def done(self, answer: Answer) -> None:
-        if answer.error is None or not self._runs_again(answer.error):
-            self._end(cast(Made, answer))
-
-    def _end(self, made: Made) -> None:
-        hears, self._hears = self._hears, None
-        self._inner = None
+    def answered(self, request: Request, answer: Answer) -> Answer | None:
+        error, split, mirror = answer.error, self._split, self._door.mirror
+        if error is not None and (self._runs_again(error) if self._begun else self._begins_again(error)):
+            return None
         self._stop()
-        if hears is None:
-            return
-        ask, split, mirror, content = self._ask, self._split, self._door.mirror, self._content
+        if error is not None:
+            mirror.count_failure(split, request.entry, error)
+            request.enter(self._lane)
+            return answer
+        self._pictures, self._id = request.pictures, request.request_id
+        request.content = None  # it is dropped when it was compared
+        request.after(self._sent)
+        return answer
+
+    def _sent(self, answer: Answer) -> None:
+        request, split, mirror, content = self._request, self._split, self._door.mirror, self._content
         try:
-            if made.error is not None:
-                mirror.count_failure(split, ask.entry, made.error)
-            hears.done(made)
-            if made.error is None:
-                took = monotonic() - ask.arrived
-                mirror.count_answer(split, ask.entry, took, self._asker.request_id)
-                if self._compares and content.offered_as is not None:
-                    job = Comparison(mirror, split, ask.entry, ask.sender.named, made.pictures)
-                    job.keep_answer(made.outputs)
-                    job.begin(content.offered_as, content.take_held(), content.tail)
+            entry = request.entry
+            mirror.count_answer(split, entry, monotonic() - request.arrived, self._id)
+            if self._compares and content.offered_as is not None:
+                job = Comparison(mirror, split, entry, request.sender.named, self._pictures)
+                job.keep_answer(answer.outputs)
+                job.begin(content.offered_as, content.take_held(), content.tail)
         finally:
             content.drop()
 
-    # ── as `Call` ──
-
-    def ready(self, slot: Slot) -> None:
-        """What runs makes itself ready."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        self._hears = None
+    def left(self, request: Request) -> bool:
         self._stop()
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            inner.cancel()
-        self._content.drop()
-
-    def release(self) -> None:
-        """Nothing is held for an answer that was sent."""
+        return False
 
     def _stop(self) -> None:
         timer, self._timer = self._timer, None

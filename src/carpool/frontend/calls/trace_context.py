@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from carpool.cache.cache_status import CacheStatus
 from carpool.errors import CarpoolError
 from carpool.link.door import ModelEntry
 from carpool.wire.v2 import RequestHead
@@ -43,6 +42,16 @@ class Caller(Protocol):
     def origin(self, error: CarpoolError | None) -> Origin: ...
 
 
+class ReusedAnswer(Protocol):
+    """Says whether an answer was kept from another request, and in which words."""
+
+    @property
+    def found(self) -> bool: ...
+
+    @property
+    def words(self) -> str: ...
+
+
 class TracedCall(Caller, Protocol):
     """Defines a request that is over."""
 
@@ -59,7 +68,7 @@ class TracedCall(Caller, Protocol):
     def request_id(self) -> str: ...
 
     @property
-    def cache_status(self) -> CacheStatus | None: ...
+    def cache_status(self) -> ReusedAnswer | None: ...
 
 
 class Parent(NamedTuple):

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from carpool.errors import NotFound
-from carpool.link.door import Catalog, Door, ModelEntry, RolloutSplit, Sender
+from carpool.extensions.rollout.split import RolloutSplit, splits_of
+from carpool.link.door import Catalog, Door, ModelEntry, Sender
 
 _ALL = 1 << 64
 _HEADER = "header:"
@@ -99,7 +100,7 @@ class Routing:
 
     def _renewed(self, catalog: Catalog) -> None:
         before, self.splits = self.splits, {}
-        for name, route in catalog.routes.items():
+        for name, route in splits_of(catalog).items():
             stable, candidate = (
                 catalog.entries.get((name, version)) for version in (route.stable, route.candidate)
             )

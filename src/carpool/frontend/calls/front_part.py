@@ -1,0 +1,79 @@
+"""Defines what an extension does in a front end. It stands here, and not beside the manifest, so that whoever
+reads manifests does not import the types of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from carpool.config.server import ServerSettings
+from carpool.errors import CarpoolError
+from carpool.frontend.calls.call_service import Observer, SeesPictures
+from carpool.frontend.calls.lane import Choice, Infer
+from carpool.frontend.calls.trace_context import Caller
+from carpool.frontend.pictures.workers import Workers
+from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.observe.counters import Row
+from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplars
+
+SeesRefused: TypeAlias = Callable[[Caller, ModelEntry | None, CarpoolError, float], None]
+"""Sees a request that is rejected at its head, with the time of that, before it is one of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedWith:
+    """Describes how the front end was started."""
+
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    exemplars: Exemplars = field(default_factory=lambda: Exemplars(memoryview(bytearray(EXEMPLAR_BYTES))))
+    began: float = 0.0  # when the server was, by `time.monotonic()`
+
+
+class FrontServer(Protocol):
+    """Defines what a front part has of its server. Everything is called in the loop's thread."""
+
+    @property
+    def threads(self) -> Workers:
+        """Returns the threads that decode pictures; `Workers.idle` is for what no client waits for."""
+
+    @property
+    def settings(self) -> ServerSettings: ...
+
+    @property
+    def server_row(self) -> Row:
+        """Returns this process's counters that belong to no model."""
+
+    @property
+    def exemplars(self) -> Exemplars: ...
+
+    @property
+    def began(self) -> float:
+        """Returns when the server was started, by `time.monotonic()`."""
+
+    async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
+        """Asks an engine part a question by its full name, NAME/what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPart:
+    """Lists what an extension does in a front end, on the loop's thread."""
+
+    around: Callable[[Infer, ModelEntry], Infer] | None = None
+    """Wraps what serves a version; returns `inner` itself where the extension is off for it. Called once for
+    each version of each catalogue, so state that lasts longer belongs to the extension."""
+    holds_back: Callable[[ModelEntry], Callable[[], bool] | None] | None = None
+    """Returns what says whether a request for this version that the gate rejects at its head is read all the
+    same, because the extension may answer it; None where the extension is off."""
+    door: Callable[[Door], Door] | None = None  # wraps the way to the engine, if a server option starts it
+    follow: Callable[[Catalog], None] | None = None  # is called with each new catalogue
+    observe: Callable[[], Observer | None] | None = None  # is asked after `follow`; None: nothing is observed
+    picture: SeesPictures | None = None  # sees requests with pictures, while there is an observer
+    refused: SeesRefused | None = None  # sees what was rejected at its head, while there is an observer
+    close: Callable[[], None] | None = None
+    choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None] | None = None
+    """Returns what chooses between versions, given the newest one, the fields of a head and whether tensors
+    come; None where all such requests are for the one version. Without fields, it says whether requests are
+    divided at all. Called once for each head and catalogue over HTTP, and for each such call over gRPC."""
+    choice_fields: frozenset[bytes] = frozenset()
+    """Fields of a head that `choose` reads: with one of them it is called also where nothing is divided."""

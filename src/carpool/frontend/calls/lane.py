@@ -1,0 +1,53 @@
+"""Defines what the requests for one version pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from carpool.errors import CarpoolError
+from carpool.link.door import Ask, Call, Hears, ModelEntry, Sender
+from carpool.observe.counters import Row
+
+if TYPE_CHECKING:
+    from carpool.frontend.calls.request import Request
+
+
+class Infers(Protocol):
+    """Defines the way to the engine: the door, or what answers in its place."""
+
+    def infer(self, ask: Ask, hears: Hears) -> Call: ...
+
+
+Infer: TypeAlias = "Callable[[Request], None]"
+"""Answers a request, or wraps what does."""
+
+
+class Choice(Protocol):
+    """Chooses between versions of one model, for requests with one head that name none."""
+
+    @property
+    def entries(self) -> Sequence[ModelEntry]:
+        """Returns the versions that may be chosen; tensors are made for the first."""
+
+    def choose(self, sender: Sender, at: float) -> ModelEntry:
+        """Returns who answers a request of this sender whose head came at this time."""
+
+    def instead(self, entry: ModelEntry) -> ModelEntry | None:
+        """Returns who is asked if the gate rejects a request for this version at its head."""
+
+    def rejected(self, entry: ModelEntry, error: CarpoolError) -> None:
+        """Notes that a request for this version ended with this error before its body was read."""
+
+
+class ModelLane(NamedTuple):
+    """Describes what the requests for one version pass. A lane is made once for each catalogue, and a route
+    keeps it in the entry's place, so that no request looks anything up."""
+
+    entry: ModelEntry
+    row: Row  # this process's counters of the version
+    infer: Infer | None  # the wrappers of the version; None: it has none, and requests place themselves
+    holds_back: Callable[[], bool] | None = None
+    """While this says so, a request that the gate would reject at its head is read all the same, since it may
+    be answered without the engine."""
+    divided: bool = False  # a request that finds this version without naming it has a `Choice`

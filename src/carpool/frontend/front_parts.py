@@ -1,0 +1,100 @@
+"""Holds the front parts of extensions: those that the server's options start, and those of which the
+catalogue says something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from carpool.config.server import ServerSettings
+from carpool.extension import Extension
+from carpool.extensions import installed, started
+from carpool.frontend.calls.call_service import CallService, Observer, SeesPictures
+from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
+from carpool.frontend.pictures.workers import Workers
+from carpool.link.door import Catalog, Door
+from carpool.observe.counters import Row
+from carpool.observe.exemplars import Exemplars
+
+
+class ServerOfParts:
+    """Implements `FrontServer`."""
+
+    def __init__(self, service: CallService, row: Row, start: StartedWith) -> None:
+        self._service = service  # of which nothing is ready yet while options start parts
+        self.server_row = row
+        self._start = start
+
+    @property
+    def settings(self) -> ServerSettings:
+        return self._start.settings
+
+    @property
+    def exemplars(self) -> Exemplars:
+        return self._start.exemplars
+
+    @property
+    def began(self) -> float:
+        return self._start.began
+
+    @property
+    def threads(self) -> Workers:
+        return self._service.pictures.workers
+
+    async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
+        return await self._service.door.ask(question, arguments)
+
+
+class FrontParts:
+    """Loads a part when the front end starts or a catalogue first names its extension, and keeps it until the
+    front end stops. Used in the loop's thread."""
+
+    def __init__(self, service: CallService, row: Row, start: StartedWith) -> None:
+        self._server = ServerOfParts(service, row, start)
+        self._parts: dict[str, FrontPart] = {}
+        self._seen: set[str] = set()  # extensions that were looked for
+        self.observers: tuple[Observer, ...] = ()
+        self.see_pictures: tuple[SeesPictures, ...] = ()
+        self.see_refused: tuple[SeesRefused, ...] = ()
+
+    def start(self, door: Door) -> Door:
+        """Loads the parts that the server's options switch on; returns the door that they have wrapped."""
+        for extension in started(self._server.settings):
+            part = self._load(extension)
+            if part is not None and part.door is not None:
+                door = part.door(door)
+        return door
+
+    def follow(self, catalog: Catalog) -> None:
+        """Loads what is new in this catalogue, then lets all parts follow it."""
+        named = {name for entry in catalog.entries.values() for name in entry.extra}.union(catalog.extra)
+        if not named <= self._seen:
+            for extension in installed().values():
+                if extension.name in named - self._seen:
+                    self._load(extension)
+            self._seen |= named
+        for part in self._parts.values():
+            if part.follow is not None:
+                part.follow(catalog)
+        asked = [(part, part.observe()) for part in self._parts.values() if part.observe is not None]
+        active = [part for part, observer in asked if observer is not None]
+        self.observers = tuple(observer for _, observer in asked if observer is not None)
+        self.see_pictures = tuple(part.picture for part in active if part.picture is not None)
+        self.see_refused = tuple(part.refused for part in active if part.refused is not None)
+
+    def _load(self, extension: Extension) -> FrontPart | None:
+        self._seen.add(extension.name)
+        if not extension.front:
+            return None
+        part: FrontPart = extension.part(extension.front)(self._server)
+        self.add(extension.name, part)
+        return part
+
+    def add(self, name: str, part: FrontPart) -> None:
+        """Adds a part that is made already."""
+        self._parts[name] = part
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            if part.close is not None:
+                part.close()
