@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.observe.columns import CACHE_AUDITS, CACHE_SOURCES_OFF
+from cli_run import CliResult, run_cli
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
 
 
-def cache(front: FrontEnd, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["cache", *arguments, "--url", f"http://{front.url}"])
+def cache(front: FrontEnd, *arguments: str) -> CliResult:
+    return run_cli(["cache", *arguments, "--url", f"http://{front.url}"])
 
 
 @pytest.fixture
@@ -24,10 +23,10 @@ def front() -> Iterator[FrontEnd]:
     with front_end(image_model("image", cache=settings), image_model("plain")) as running:
 
         def clear(arguments: Mapping[str, Any]) -> dict[str, Any]:
-            running.door.renew(cleared={arguments["name"]: 1})
+            running.door.renew(extra={"cache": {"cleared": {arguments["name"]: 1}}})
             return {}
 
-        running.door.answers["clear-cache"] = clear
+        running.door.answers["cache/clear"] = clear
         with running.connect() as client:
             for _ in range(4):
                 infer(client, "image", image_body())

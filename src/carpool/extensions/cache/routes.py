@@ -1,0 +1,44 @@
+"""Implements the routes of caches: what is kept of a model's answers, and how to clear it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import HttpService, Variables, answer_document
+from carpool.frontend.http.small_routes import per_request
+from carpool.link.door import ModelEntry
+from carpool.observe.counters import CounterRow, Table
+from carpool.observe.statistics import cache_counts, shared_cache_counts
+
+
+def _status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+    """Answers what all front ends keep of a model's answers, and what became of the requests for it."""
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+    is_shared = service.caches.shared is not None
+    answer_document(exchange, _document(entry, service.table, is_shared=is_shared))
+
+
+def _clear(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+    """`shared` says whether what servers share is cleared too: false when Redis does not answer now, null
+    where nothing is shared."""
+    entry = service.look_up(variables["model"])
+
+    async def clear() -> dict[str, Any]:
+        reached = await service.caches.clear_shared(entry.name)  # before the front ends look there again
+        await service.door.ask("cache/clear", {"name": entry.name})
+        return {"shared": reached}
+
+    service.answer_later(exchange, clear())
+
+
+def _document(entry: ModelEntry, table: Table, *, is_shared: bool) -> dict[str, Any]:
+    """`settings` is None for a model whose answers are not kept, `shared` where servers share none."""
+    counts = cache_counts(table.cells(CounterRow(*entry.row)))
+    settings = entry.extra["cache"]["settings"] if "cache" in entry.extra else None
+    shared = shared_cache_counts(table.server()) if is_shared else None
+    return {"name": entry.name, "version": entry.version, "settings": settings, **counts, "shared": shared}
+
+
+start_status = per_request(_status)
+start_clear = per_request(_clear)
