@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import av
 
-from video.made_videos import picture
+from extensions.cameras.made_videos import picture
 
 _SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nc=IN IP4 0.0.0.0\r\nt=0 0\r\nm=video 0 RTP/AVP 26\r\n"
 _SIZE = (64, 48)

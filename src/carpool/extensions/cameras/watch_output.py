@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import orjson
 
 from carpool.errors import CarpoolError
+from carpool.extensions.cameras.camera_address import CameraAddress
 from carpool.types import Array
-from carpool.video.camera_address import CameraAddress
 from carpool.vision import draw
 from carpool.vision.decode import decode
 from carpool.vision.picture_answers import Mask
@@ -67,7 +67,7 @@ class _CameraLines:
         self._lines = lines
         self._name = name
 
-    def add(self, number: int, at: float, picture: bytes, answer: Answer, more: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def add(self, number: int, at: float, picture: bytes, answer: Answer, more: Mapping[str, Any]) -> None:
         line = {"camera": self._name, "frame": number, "time_s": round(at, 3), **more, **answer}
         self._lines.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
@@ -85,7 +85,7 @@ class AnnotatedVideo:
         self._stream: VideoStream | None = None
         self._last = -1
 
-    def add(self, number: int, at: float, picture: bytes, answer: Answer, more: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def add(self, number: int, at: float, picture: bytes, answer: Answer, more: Mapping[str, Any]) -> None:
         tick = round(at * _TICKS)
         if tick > self._last:
             self._write(drawn(decode(picture).pixels, answer), tick)

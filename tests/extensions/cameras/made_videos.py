@@ -12,7 +12,7 @@ from typing import Any
 import av
 import numpy as np
 
-_FILE = Path(__file__).parents[2] / "tools" / "make_camera_videos.py"
+_FILE = Path(__file__).parents[3] / "tools" / "make_camera_videos.py"
 _spec = spec_from_file_location("make_camera_videos", _FILE)
 assert _spec is not None
 assert _spec.loader is not None

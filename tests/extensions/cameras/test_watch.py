@@ -9,25 +9,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli import watch_command
-from carpool.cli.main import app
 from carpool.errors import Refused
+from carpool.extensions.cameras import command as watch_command
+from carpool.extensions.cameras.watch_output import drawn
+from carpool.extensions.cameras.watching import CameraReport, Counts, WatchReport
 from carpool.types import Array
-from carpool.video.watch_output import drawn
-from carpool.video.watching import CameraReport, Counts, WatchReport
 from carpool.vision.python_pictures import typed
+from cli_run import CliResult, run_cli
 from client.scripted_server import Scripted, scripted_server
+from extensions.cameras.made_videos import absurd, picture, sound, tool, video
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.picture_models import classifier, detector, segmenter
-from video.made_videos import absurd, picture, sound, tool, video
 from waiting import until
 
 PATIENCE_S = 60
@@ -47,11 +47,11 @@ def script() -> Iterator[Scripted]:
         yield found
 
 
-def watch(url: str, *arguments: object) -> Result:
-    return CliRunner().invoke(app, ["watch", *map(str, arguments), "--url", url])
+def watch(url: str, *arguments: object) -> CliResult:
+    return run_cli(["watch", *map(str, arguments), "--url", url])
 
 
-def report_of(done: Result) -> dict[str, Any]:
+def report_of(done: CliResult) -> dict[str, Any]:
     assert done.stdout, done.output
     report: dict[str, Any] = json.loads(done.stdout)
     check_sums(report)
@@ -231,7 +231,7 @@ def test_it_ends_with_its_time_and_with_ctrl_c(served: FrontEnd, tmp_path: Path)
 )
 def test_mistakes_name_their_option(given: tuple[object, ...], words: str, tmp_path: Path) -> None:
     file = video(tmp_path / "a.mp4", 2)
-    done = CliRunner().invoke(app, ["watch", str(file), *map(str, given)])
+    done = run_cli(["watch", str(file), *map(str, given)])
     assert done.exit_code == 2
     assert words in done.stderr
 
@@ -303,3 +303,9 @@ def test_a_terminal_sees_a_table_and_a_pipe_sees_lines(monkeypatch: pytest.Monke
             tell(WatchReport(12.0, total, cameras))
         for word in words:
             assert word in stream.getvalue()
+
+
+def test_every_key_of_its_json_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    section = page.split("\n## carpool watch\n")[1].split("\n## ")[0]
+    assert all(f"`{field.name}`" in section for field in fields(Counts))

@@ -14,8 +14,8 @@ from time import monotonic as now
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.errors import InvalidInput
+from carpool.extensions.cameras.camera_address import CameraAddress
 from carpool.types import Array
-from carpool.video.camera_address import CameraAddress
 from carpool.vision import draw
 
 if TYPE_CHECKING:

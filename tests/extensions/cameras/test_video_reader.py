@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from carpool.video import video_reader
-from carpool.video.camera_address import CameraAddress, find_cameras
-from carpool.video.video_reader import Frame, LatestFrame, VideoReader, jpeg_of
-from video.made_videos import absurd, sound, video
-from video.rtsp_camera import rtsp_camera
+from carpool.extensions.cameras import video_reader
+from carpool.extensions.cameras.camera_address import CameraAddress, find_cameras
+from carpool.extensions.cameras.video_reader import Frame, LatestFrame, VideoReader, jpeg_of
+from extensions.cameras.made_videos import absurd, sound, video
+from extensions.cameras.rtsp_camera import rtsp_camera
 
 FAST = 1000.0  # frames a second: every frame of a file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.video.camera_address import MOST_CAMERAS, find_cameras
+from carpool.extensions.cameras.camera_address import MOST_CAMERAS, find_cameras
 
 
 def test_files_and_folders(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from carpool.video.watching import Turns
+from carpool.extensions.cameras.watching import Turns
 
 FPS = 5.0
 AT_ONCE = 3

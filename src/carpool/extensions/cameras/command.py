@@ -20,9 +20,9 @@ from carpool.config.usable_cores import usable_cores
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.video.camera_address import CameraAddress
-    from carpool.video.watch_output import Output
-    from carpool.video.watching import CameraReport, Watching, WatchReport, Wish
+    from carpool.extensions.cameras.camera_address import CameraAddress
+    from carpool.extensions.cameras.watch_output import Output
+    from carpool.extensions.cameras.watching import CameraReport, Watching, WatchReport, Wish
 
 _LONGEST = 365 * 86_400.0
 _LINE_EVERY_S = 5.0  # where nobody watches a terminal
@@ -92,7 +92,7 @@ class WatchVerb(o.AsksServer):
             raise InvalidInput("carpool watch needs a package that is missing: pip install 'carpool[video]'")
         import uvloop
 
-        from carpool.video.camera_address import find_cameras
+        from carpool.extensions.cameras.camera_address import find_cameras
 
         cameras = find_cameras(self.cameras or (), self.listed)
         report = uvloop.run(self._watch(cameras, self._wish(len(cameras))))
@@ -110,7 +110,7 @@ class WatchVerb(o.AsksServer):
 
     def _wish(self, cameras: int) -> Wish:
         from carpool.client.questions import Asked
-        from carpool.video.watching import Wish
+        from carpool.extensions.cameras.watching import Wish
 
         deadline = self.deadline_ms
         if deadline is not None:
@@ -132,7 +132,7 @@ class WatchVerb(o.AsksServer):
         """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
         from carpool.client import questions
         from carpool.client.connections import AsyncRuntime, Connections
-        from carpool.video.watching import Watching
+        from carpool.extensions.cameras.watching import Watching
 
         trust = self.trust()
         with o.blamed_on("--url"):
@@ -155,7 +155,7 @@ class WatchVerb(o.AsksServer):
 
     @contextmanager
     def _outputs(self) -> Iterator[Callable[[CameraAddress], Sequence[Output]]]:
-        from carpool.video.watch_output import AnnotatedVideo, CannotWrite, JsonLines
+        from carpool.extensions.cameras.watch_output import AnnotatedVideo, CannotWrite, JsonLines
 
         lines = JsonLines(self.jsonl) if self.jsonl is not None else None
         folder = self.out

@@ -28,10 +28,10 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
+from carpool.extensions.cameras.camera_address import CameraAddress
+from carpool.extensions.cameras.video_reader import CannotRead, Frame, LatestFrame, VideoReader, jpeg_of
+from carpool.extensions.cameras.watch_output import Output
 from carpool.lab.load.tally import Histogram
-from carpool.video.camera_address import CameraAddress
-from carpool.video.video_reader import CannotRead, Frame, LatestFrame, VideoReader, jpeg_of
-from carpool.video.watch_output import Output
 from carpool.vision.python_pictures import Answer
 
 _TICK_S = 0.5  # between two looks at the numbers
