@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 import orjson
 
 from carpool.client.client import in_order
-from carpool.config.rollout_settings import CompareSettings
 from carpool.config.rules import read_bytes
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.engine.engine import Engine
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
-from carpool.lab.cascade.cascade_tuning import Costs, Sampled
+from carpool.extensions.cascades.cascade_tuning import Costs, Sampled
 from carpool.lab.evaluate.labelled_data import NamedPictures, plain
 from carpool.lab.evaluate.scores import Naming
 from carpool.lab.evaluate.subjects import asked_engine, running
 from carpool.vision.certainty import CLASSES_NEEDED, LOWEST_SCORE, MEASURES, certainty
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.plans.compare import compare_answers
 
 _MOST_BYTES = 256 << 20

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from carpool.cli.cascade_command import write_threshold
-from carpool.cli.main import app
 from carpool.errors import InvalidInput
+from carpool.extensions.cascades.command import write_threshold
+from cli_run import CliResult, run_cli
+from later import later
 
 PIPELINE = """# keep this line
 slo_ms = 500
@@ -32,8 +32,8 @@ under_load = "quick"
 """
 
 
-def tune(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["cascade", "tune", *map(str, arguments)])
+def tune(*arguments: object) -> CliResult:
+    return run_cli(["cascade", "tune", *map(str, arguments)])
 
 
 def sample_file(folder: Path, pictures: int = 600, *, head: str = '{"labelled": true}') -> Path:
@@ -173,7 +173,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("labelled", [True, later(False)])
 def test_pictures_are_shown_to_both_models(
     repository: Path, labelled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

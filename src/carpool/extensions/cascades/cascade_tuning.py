@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import floor
 
 from carpool.errors import InvalidInput
-from carpool.lab.cascade.cascade_curve import Curve, Judged, Point, at_least, curve_of
+from carpool.extensions.cascades.cascade_curve import Curve, Judged, Point, at_least, curve_of
 from carpool.vision.certainty import MEASURES
 
 LEAST_SAMPLES = 300

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
-from carpool.lab.cascade.cascade_curve import Judged, at_least, at_most, beta_below, curve_of
-from carpool.lab.cascade.cascade_tuning import Costs, Sampled, tune
+from carpool.extensions.cascades.cascade_curve import Judged, at_least, at_most, beta_below, curve_of
+from carpool.extensions.cascades.cascade_tuning import Costs, Sampled, tune
 from carpool.vision.certainty import CLASSES_NEEDED, MEASURES, certainty, of_boxes, of_classes
 
 judged = st.builds(Judged, st.integers(0, 20).map(lambda n: n / 20), st.booleans(), st.booleans())
@@ -111,6 +111,7 @@ def test_what_is_kept_loses_no_more_than_is_allowed_and_holds_elsewhere() -> Non
     assert kept_it >= 9
 
 
+@pytest.mark.conformance
 def test_to_be_sure_less_is_kept() -> None:
     sample = made(3000)
     easy = tune(sample, Costs(1.0, 15.0), labelled=True, loss=0.01)

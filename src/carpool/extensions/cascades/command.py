@@ -17,10 +17,10 @@ from carpool.cli.written_files import write_file
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.config.pipeline_settings import PipelineSettings
-    from carpool.lab.cascade.cascade_curve import Point
-    from carpool.lab.cascade.cascade_samples import Sample, TwoModels
-    from carpool.lab.cascade.cascade_tuning import Costs, Tuned
+    from carpool.extensions.cascades.cascade_curve import Point
+    from carpool.extensions.cascades.cascade_samples import Sample, TwoModels
+    from carpool.extensions.cascades.cascade_tuning import Costs, Tuned
+    from carpool.extensions.pipelines.settings import PipelineSettings
 
 Action = StrEnum("Action", ["tune"])
 By = StrEnum("By", ["margin", "confidence", "entropy"])
@@ -78,7 +78,7 @@ class CascadeVerb:
 
     def run(self) -> int:
         """Exits with 1 if it is not worth it: then nothing is written."""
-        from carpool.lab.cascade.cascade_tuning import tune
+        from carpool.extensions.cascades.cascade_tuning import tune
 
         o.drawing(self.plot)
         loss = _loss(self.loss)
@@ -108,7 +108,7 @@ class CascadeVerb:
         return 1 if found.why_not else 0
 
     def _sample(self) -> Sample:
-        from carpool.lab.cascade.cascade_samples import Labels, read_sample, sampled
+        from carpool.extensions.cascades.cascade_samples import Labels, read_sample, sampled
         from carpool.lab.evaluate.labelled_data import NamedPictures, read_data
 
         if self.recorded is not None:
@@ -152,7 +152,7 @@ def _loss(text: str) -> float:
 
 
 def _costs(text: str | None) -> Costs | None:
-    from carpool.lab.cascade.cascade_tuning import Costs
+    from carpool.extensions.cascades.cascade_tuning import Costs
 
     if text is None:
         return None
@@ -164,25 +164,27 @@ def _costs(text: str | None) -> Costs | None:
 
 def enough(pictures: int) -> None:
     """Checks the number of pictures before the work, not after it."""
-    from carpool.lab.cascade.cascade_tuning import LEAST_SAMPLES
+    from carpool.extensions.cascades.cascade_tuning import LEAST_SAMPLES
 
     if pictures < LEAST_SAMPLES:
         raise InvalidInput(f"--pictures: {pictures} are too few: at least {LEAST_SAMPLES} are needed")
 
 
 def _cascade_settings(folder: Path) -> tuple[PipelineSettings, float]:
-    from carpool.config.pipeline_toml import PIPELINE_TOML, read_pipeline
+    from carpool.extensions.pipelines.pipeline_toml import PIPELINE_TOML, read_pipeline
+    from carpool.extensions.pipelines.settings import pipeline_settings
 
     file = folder / PIPELINE_TOML
     if not file.is_file():
         raise InvalidInput(f"PIPELINE: there is no {file}")
     config = read_pipeline(file, folder.resolve().name)
-    assert config.pipeline is not None
-    return config.pipeline, getattr(config.policy, "slo", float("inf"))
+    settings = pipeline_settings(config)
+    assert settings is not None
+    return settings, getattr(config.policy, "slo", float("inf"))
 
 
 def two_models(folder: Path) -> TwoModels:
-    from carpool.lab.cascade.cascade_samples import TwoModels
+    from carpool.extensions.cascades.cascade_samples import TwoModels
 
     settings, slo = _cascade_settings(folder)
     big = next((step for step in settings.steps if step.escalate is not None), None)
@@ -197,7 +199,7 @@ def two_models(folder: Path) -> TwoModels:
 
 def write_threshold(file: Path, by: str, below: float) -> None:
     """Into the one line that has it; everything else stays as it is."""
-    from carpool.lab.cascade.cascade_tuning import rounded_down
+    from carpool.extensions.cascades.cascade_tuning import rounded_down
 
     text = file.read_text("utf-8")
     values = {"by": f'"{by}"', "below": f"{rounded_down(below):.6f}".rstrip("0").rstrip(".")}
