@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
-from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder, read_address
-from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 from carpool.errors import InvalidInput
+from carpool.extensions.deploy.balancer_config import (
+    FILES,
+    Address,
+    balancer_config,
+    deploy_folder,
+    read_address,
+)
+from carpool.extensions.deploy.balancer_extras import BalancerExtras, whole_balancer_config
+from cli_run import run_cli
 
 REPLICAS = [Address("10.0.0.1", 8000), Address("carpool-2", 8010), Address("fd00::7", 8000)]
 LISTEN = Address("0.0.0.0", 8080)
@@ -99,19 +104,17 @@ def test_printed_or_written(tmp_path: Path) -> None:
         "--listen",
         "127.0.0.1:81",
     ]
-    printed = CliRunner().invoke(app, command)
+    printed = run_cli(command)
     assert printed.exit_code == 0
     assert "listen 127.0.0.1:81;" in printed.stdout
     assert "server 10.0.0.2:8000 " in printed.stdout
-    assert (
-        CliRunner().invoke(app, [*command, "--output", str(tmp_path), "--dry-run"]).stdout == printed.stdout
-    )
+    assert run_cli([*command, "--output", str(tmp_path), "--dry-run"]).stdout == printed.stdout
     assert not list(tmp_path.iterdir())
-    assert CliRunner().invoke(app, [*command, "--output", str(tmp_path / "new")]).exit_code == 0
+    assert run_cli([*command, "--output", str(tmp_path / "new")]).exit_code == 0
     assert (tmp_path / "new" / "nginx.conf").read_text() == printed.stdout
     (tmp_path / "file").write_text("")
-    assert CliRunner().invoke(app, ["deploy", "balancer"]).exit_code == 2
-    unwritable = CliRunner().invoke(app, [*command, "--output", str(tmp_path / "file" / "x")])
+    assert run_cli(["deploy", "balancer"]).exit_code == 2
+    unwritable = run_cli([*command, "--output", str(tmp_path / "file" / "x")])
     assert unwritable.exit_code == 1
     assert "cannot be written: Not a directory" in unwritable.output
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from carpool.config.server import variables
-from carpool.deploy_files.kubernetes_overlay import Deployment
-from deploy_files.manifests import DEPLOY, problems
-from deploy_files.rendered import DEPLOYMENTS, DIGEST, FORMS, Documents, kustomized, rendered
+from carpool.extensions.deploy.kubernetes_overlay import Deployment
+from extensions.deploy.manifests import DEPLOY, problems
+from extensions.deploy.rendered import DEPLOYMENTS, DIGEST, FORMS, Documents, kustomized, rendered
 
 pytestmark = pytest.mark.conformance  # which fetches kubectl and helm
 

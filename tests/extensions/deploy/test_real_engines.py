@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
-from carpool.deploy_files.balancer_config import FILES, Address, balancer_config
-from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
+from carpool.extensions.deploy.balancer_config import FILES, Address, balancer_config
+from carpool.extensions.deploy.balancer_extras import BalancerExtras, whole_balancer_config
+from cli_run import run_cli
 from conformance.fleet_engines import VARIABLE, binary
-from deploy_files.manifests import DEPLOY, documents, pods, problems
-from deploy_files.rendered import DEPLOYMENTS, FORMS, rendered
-from deploy_files.test_deploy_files import CUSTOM
+from extensions.deploy.manifests import DEPLOY, documents, pods, problems
+from extensions.deploy.rendered import DEPLOYMENTS, FORMS, rendered
+from extensions.deploy.test_deploy_files import CUSTOM
 
 pytestmark = pytest.mark.conformance
 
@@ -100,7 +99,7 @@ def test_components_render_and_fit(tmp_path: Path, component: str, base: bool, k
 def test_what_deploy_ray_writes_renders_and_fits(tmp_path: Path) -> None:
     folder = tmp_path / "overlay"
     asked = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8", "--output", str(folder)]
-    written = CliRunner().invoke(app, asked)
+    written = run_cli(asked)
     assert written.exit_code == 0, written.output
     text = run("kubectl", "kustomize", folder)
     check(text)
@@ -111,10 +110,10 @@ def test_what_deploy_ray_writes_renders_and_fits(tmp_path: Path) -> None:
 def test_what_deploy_writes_renders_and_fits(tmp_path: Path) -> None:
     folder = tmp_path / "overlay"
     asked = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "900", "--slo-ms", "50", "--gpus", "1"]
-    written = CliRunner().invoke(app, [*asked, "--output", str(folder)])
+    written = run_cli([*asked, "--output", str(folder)])
     assert written.exit_code == 0, written.output
     check(run("kubectl", "kustomize", folder))
-    written = CliRunner().invoke(app, [*asked, "--helm", "--output", str(tmp_path / "chart")])
+    written = run_cli([*asked, "--helm", "--output", str(tmp_path / "chart")])
     assert written.exit_code == 0, written.output
     run("helm", "lint", "--strict", tmp_path / "chart")
 

@@ -15,9 +15,8 @@ from carpool.cli.written_files import make_folder, write_file
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.deploy_files.kubernetes_overlay import Deployment
+    from carpool.extensions.deploy.kubernetes_overlay import Deployment
     from carpool.lab.machine_share import Machine
-    from carpool.ray_cluster.fleet_settings import FleetSettings
 
 Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
@@ -144,8 +143,8 @@ class DeployVerb(o.SharesCores):
             self._kubernetes()
 
     def _balancer(self) -> None:
-        from carpool.deploy_files.balancer_config import FILES, read_address
-        from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
+        from carpool.extensions.deploy.balancer_config import FILES, read_address
+        from carpool.extensions.deploy.balancer_extras import BalancerExtras, whole_balancer_config
 
         if not self.places:
             raise InvalidInput("name the replicas: carpool deploy balancer http://10.0.0.1:8000 …")
@@ -168,8 +167,13 @@ class DeployVerb(o.SharesCores):
         show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {show.count(len(replicas), 'replica')}.")
 
     def _kubernetes(self) -> None:
-        from carpool.deploy_files.helm_chart import helm_chart
-        from carpool.deploy_files.kubernetes_overlay import components, overlay, write_files, write_overlay
+        from carpool.extensions.deploy.helm_chart import helm_chart
+        from carpool.extensions.deploy.kubernetes_overlay import (
+            components,
+            overlay,
+            write_files,
+            write_overlay,
+        )
 
         wanted = self._wanted()
         files = helm_chart(wanted) if self.helm else overlay(wanted)
@@ -187,10 +191,12 @@ class DeployVerb(o.SharesCores):
         show.paragraph(f"Wrote {self.output}: {then}")
 
     def _ray(self) -> None:
-        from carpool.deploy_files.kubernetes_overlay import UNRELIABLE, Deployment, write_overlay
-        from carpool.deploy_files.ray_config import COMPONENT, rayservice_overlay, serve_config
-        from carpool.ray_cluster.fleet_settings import FleetSettings
+        from carpool.extensions import installed
+        from carpool.extensions.deploy.kubernetes_overlay import UNRELIABLE, Deployment
 
+        ray = installed().get("ray")
+        if ray is None:
+            raise InvalidInput("this installation has no extension ray, which deploys to Ray")
         if not self.places:
             raise InvalidInput("name what to serve: carpool deploy ray /models")
         replicas: object = self.replicas or 1
@@ -203,11 +209,11 @@ class DeployVerb(o.SharesCores):
         given |= {"models": self.places, "cores": self.cores, "gpus": self.gpus}
         if known := self._known_start():
             given["cold_start_s"] = known[0]
-        settings = FleetSettings.read(given)
+        target = ray.part("deploying:RayTarget")(given)
         if self.dry_run:
-            print(serve_config(settings.name, settings.written()), end="")
+            print(target.config(), end="")
         elif self.output is None:
-            self._deploy_on_ray(settings)
+            target.deploy()
         else:
             pods = Deployment(
                 rate=0.0,
@@ -221,24 +227,10 @@ class DeployVerb(o.SharesCores):
                 memory_gb=self._memory_gb(0.0),
                 gpus=self.gpus,
             )
-            files = rayservice_overlay(settings.name, settings.written(), settings.replicas, pods)
-            write_overlay(files, self.output, (COMPONENT,), base=False)
-            serve, kubectl = f"serve deploy {self.output / 'serve.yaml'}", f"kubectl apply -k {self.output}"
-            show.paragraph(f"Wrote {self.output}: {serve}, or {kubectl}")
-
-    def _deploy_on_ray(self, settings: FleetSettings) -> None:
-        try:
-            import carpool.ray
-        except ImportError as error:
-            raise InvalidInput(str(error)) from None
-        with show.status("deploying"):
-            url = carpool.ray.deploy_settings(settings)
-        least, most = settings.replicas
-        many = show.count(least, "replica") if least == most else f"{least} to {most} replicas"
-        show.paragraph(f"{settings.name} serves at {url}, with {many}.")
+            target.write(self.output, pods)
 
     def _wanted(self) -> Deployment:
-        from carpool.deploy_files.kubernetes_overlay import Deployment
+        from carpool.extensions.deploy.kubernetes_overlay import Deployment
         from carpool.lab.fleet_plan import FleetQuestion, plan
 
         if self.rate is None or self.slo_ms is None:

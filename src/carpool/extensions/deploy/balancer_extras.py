@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Template
 
-from carpool.deploy_files.balancer_config import (
+from carpool.errors import InvalidInput
+from carpool.extensions.deploy.balancer_config import (
     FILES,
     Address,
     balancer_config,
     deploy_folder,
 )
-from carpool.errors import InvalidInput
 
 _PATH = re.compile(r"/[\w./-]{1,250}")
 _GRPC_LINES = {

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from carpool.deploy_files.kubernetes_overlay import Deployment, overlay
-from deploy_files.manifests import DEPLOY, documents
+from carpool.extensions.deploy.kubernetes_overlay import Deployment, overlay
+from extensions.deploy.manifests import DEPLOY, documents
 
 SYNC_S = 15  # the HPA looks so often
 TOLERANCE = 0.1  # and leaves a fleet alone that is so near

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from carpool.deploy_files.helm_chart import helm_chart
-from carpool.deploy_files.kubernetes_overlay import (
+from carpool.extensions.deploy.helm_chart import helm_chart
+from carpool.extensions.deploy.kubernetes_overlay import (
     Deployment,
     components,
     overlay,
@@ -21,7 +21,7 @@ from carpool.deploy_files.kubernetes_overlay import (
     write_overlay,
 )
 from conformance.fleet_engines import FOLDER, VARIABLE, binary
-from deploy_files.manifests import documents
+from extensions.deploy.manifests import documents
 
 DIGEST = "sha256:" + 32 * "a1"
 _ASKED: dict[str, Any] = {"rate": 500.0, "slo_ms": 50.0, "capacity": 840.0, "planned": 2}

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 SCHEMAS = Path(__file__).parent / "schemas"
 

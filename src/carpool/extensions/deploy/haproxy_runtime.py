@@ -8,9 +8,9 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from carpool.deploy_files.balancer_config import FILES, Address, deploy_folder
-from carpool.deploy_files.balancer_extras import with_haproxy_grpc
 from carpool.errors import InvalidInput
+from carpool.extensions.deploy.balancer_config import FILES, Address, deploy_folder
+from carpool.extensions.deploy.balancer_extras import with_haproxy_grpc
 
 _TRIES_AFTER_A_NODE = 3
 _AT_ONCE_OUT = " observe layer4 error-limit 2 on-error mark-down"

@@ -64,7 +64,7 @@ def read_address(text: str, field: str, usual_port: int) -> Address:
 def deploy_folder() -> Path:
     """Returns what stands in deploy/ of the project; an installed package has it beside this file."""
     installed = Path(__file__).parent / "files"
-    return installed if installed.is_dir() else Path(__file__).parents[3] / "deploy"
+    return installed if installed.is_dir() else Path(__file__).parents[4] / "deploy"
 
 
 def balancer_config(

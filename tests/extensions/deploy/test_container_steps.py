@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from carpool.config.server import variables
-from deploy_files.manifests import DEPLOY
+from extensions.deploy.manifests import DEPLOY
 
 ROOT = DEPLOY.parent
 FILES = [DEPLOY / "container" / name for name in ("Dockerfile", "Dockerfile.cuda")]

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from carpool.core.numerals import numeral
 from carpool.core.scaling import TARGET_LOAD, replicas_for
-from carpool.deploy_files.balancer_config import deploy_folder
 from carpool.errors import InvalidInput
+from carpool.extensions.deploy.balancer_config import deploy_folder
 
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _IMAGE = re.compile(

@@ -16,9 +16,9 @@ import pytest
 import tritonclient.grpc as triton
 
 from backends import onnx_models
-from carpool.deploy_files.balancer_config import FILES, Address
-from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
-from deploy_files.rendered import program
+from carpool.extensions.deploy.balancer_config import FILES, Address
+from carpool.extensions.deploy.balancer_extras import BalancerExtras, whole_balancer_config
+from extensions.deploy.rendered import program
 from live.server import PATIENCE_S, free_ports, serving
 from waiting import until
 

@@ -13,10 +13,10 @@ import yaml
 
 from carpool.config.server import variables
 from carpool.observe.prometheus import FAMILIES
-from deploy_files.manifests import DEPLOY, documents, pods, problems
+from extensions.deploy.manifests import DEPLOY, documents, pods, problems
 
 KUBERNETES = DEPLOY / "kubernetes"
-FILES = sorted(path for path in DEPLOY.rglob("*.y*ml") if "balancer" not in path.parts)
+FILES = sorted(path for path in DEPLOY.rglob("*.y*ml") if not {"balancer", "templates"} & {*path.parts})
 KUSTOMIZATIONS = sorted(KUBERNETES.rglob("kustomization.yaml"))
 CUSTOM = {
     *("ScaledObject", "ServiceMonitor", "PrometheusRule"),
