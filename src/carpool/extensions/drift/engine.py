@@ -19,15 +19,15 @@ from urllib.parse import quote
 
 import orjson
 
-from carpool.config.drift_settings import MOST_HOURS, DriftSettings
 from carpool.config.regular_file import read_regular
-from carpool.drift.kept_pictures import KeptPictures, write_whole
-from carpool.drift.measures import family
-from carpool.drift.model_drift import ModelDrift, SampledAnswer, read_reference
-from carpool.engine.engine_host import EngineHost
+from carpool.engine.engine_parts import EnginePart, EngineServer
 from carpool.engine.models.served import Served
 from carpool.errors import InvalidInput, NotFound, Unavailable
-from carpool.observe.columns import DRIFT_ALARM, DRIFT_PSI, UNCERTAIN_KEPT
+from carpool.extensions.drift.kept_pictures import KeptPictures, write_whole
+from carpool.extensions.drift.measures import family
+from carpool.extensions.drift.model_drift import ModelDrift, SampledAnswer, read_reference
+from carpool.extensions.drift.settings import MOST_HOURS, DriftSettings, drift_settings
+from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
 from carpool.observe.steady_time import steady_time
@@ -36,6 +36,8 @@ _LOOK_S = 2.0
 _SAVE_S = 60.0  # a kill costs the samples of so long: a window has those of an hour
 _STOPPING_S = 5.0
 _FOLDER = "drift"
+_PSI, _ALARM = columns.by_word("drift", "psi"), columns.by_word("drift", "alarm")
+_KEPT = columns.single("drift", "kept")
 _MOST_FILE_BYTES = 64 << 20
 
 _log = logger("drift")
@@ -53,44 +55,40 @@ class WatchedVersion:
     row: Row
 
 
+def engine(server: EngineServer) -> EnginePart:
+    """Returns what drift does in the engine."""
+    return DriftDesk(server, server.settings.state_dir).part
+
+
 class DriftDesk:
-    """Answers "drift", "drift-learn" and "drift-reset", and hears "drift-samples" and "drift-keep".
+    """Answers the questions of drift and keeps what it hears.
 
     `clock` is of the day: windows go on after a restart. Without one it is steady, so that a machine whose
     clock is set ends no window. `state` is where they are kept; None keeps nothing.
     """
 
     def __init__(
-        self, host: EngineHost, state: Path | None, clock: Callable[[], float] | None = None
+        self, server: EngineServer, state: Path | None, clock: Callable[[], float] | None = None
     ) -> None:
-        self._host = host
+        self._server = server
         self._clock = clock or steady_time()
         self._books = DriftBooks(None if state is None else state / _FOLDER)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drift")
         self._stopped = False
-        self._looking: asyncio.Task[None] | None = None
         self._cameras: Mapping[str, Mapping[str, str]] = {}
-        host.on_question("drift", self._tell)
-        host.on_question("drift-learn", self._learn)
-        host.on_question("drift-reset", self._reset)
-        host.on_question("drift-samples", self._hear)
-        host.on_question("drift-keep", self._keep)
-        host.listen(self._follow)
-        host.on_stop(self._stop)
+        questions = {"status": self._tell, "learn": self._learn, "reset": self._reset}
+        heard = {"samples": self._hear, "keep": self._keep}
+        self.part = EnginePart(
+            entry=_sampling, questions=questions | heard, tasks=(self._look_in_time,), close=self._stop
+        )
 
     def _watched(self) -> dict[int, WatchedVersion]:
-        served = self._host.engine.served.items()
+        served = self._server.served.items()
         return {key: found for key, one in served if (found := _watched(one)) is not None}
-
-    def _follow(self, _catalog: object) -> None:
-        if self._looking is None and self._watched():
-            self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
 
     def _stop(self) -> None:
         self._stopped = True
-        if self._looking is not None:
-            self._looking.cancel()
-            self._thread.submit(self._books.save).result(_STOPPING_S)
+        self._thread.submit(self._books.save).result(_STOPPING_S)
         self._thread.shutdown(wait=False)
 
     async def _work(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -113,8 +111,8 @@ class DriftDesk:
     async def look(self, now: float) -> None:
         cameras = await self._work(self._books.look, list(self._watched().values()), now)
         if cameras != self._cameras:
-            self._cameras = self._host.extra["cameras"] = cameras
-            self._host.publish()
+            self._cameras = cameras
+            self._server.publish({"cameras": cameras})
 
     # ---- what front ends say and ask
 
@@ -141,12 +139,12 @@ class DriftDesk:
         line = {"model": watched.name, "version": watched.version, **arguments["line"]}
         kept = await self._work(self._books.keep, watched, picture, str(arguments["form"]), line, now)
         if kept:
-            watched.row.add(UNCERTAIN_KEPT)
+            watched.row.add(_KEPT)
         return {"room": {str(arguments["key"]): await self._work(self._books.room, watched, now)}}
 
     def _find(self, arguments: Mapping[str, Any]) -> WatchedVersion:
         name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
-        served = self._host.engine.find(name, version)
+        served = self._server.find(name, version)
         found = _watched(served)
         if found is None:
             raise NotFound(f"model '{name}' is not watched: its model.toml has no [drift]", reason="no-drift")
@@ -181,13 +179,23 @@ class DriftDesk:
 
 
 def _watched(served: Served) -> WatchedVersion | None:
-    settings = served.config.drift
+    settings = drift_settings(served.config)
     if settings is None or served.vision is None:
         return None
     labels = blake2b("\n".join(served.vision.labels).encode(), digest_size=8).hexdigest()
     return WatchedVersion(
         served.name, served.version, settings, served.config.path, labels, served.counters.row
     )
+
+
+def _sampling(served: Served) -> dict[str, Any] | None:
+    """Returns what front ends need to know of a watched version."""
+    settings = drift_settings(served.config)
+    if settings is None:
+        return None
+    doubtful = settings.uncertain
+    kept = {"score": list(doubtful.score), "margin": doubtful.margin} if doubtful.folder else None
+    return {"sample": settings.sample, "uncertain": kept}
 
 
 class DriftBooks:
@@ -342,7 +350,7 @@ class DriftBooks:
 def _publish(row: Row, psi: Mapping[str, float], alarms: tuple[str, ...]) -> None:
     """A cell has one more than the page: 0 is for what is not known. Of an embedding's directions, the
     furthest."""
-    for what, column in DRIFT_PSI.items():
+    for what, column in _PSI.items():
         found = [value for measure, value in psi.items() if family(measure) == what]
         row.set(column, 1.0 + max(found) if found else 0.0)
-        row.set(DRIFT_ALARM[what], 1.0 + any(family(one) == what for one in alarms) if found else 0.0)
+        row.set(_ALARM[what], 1.0 + any(family(one) == what for one in alarms) if found else 0.0)

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from carpool.config.drift_settings import DriftSettings
-from carpool.drift.model_drift import MOST_SOURCES, ModelDrift, SampledAnswer, read_reference
-from carpool.drift.streams import LEAST, Camera
+from carpool.extensions.drift.model_drift import MOST_SOURCES, ModelDrift, SampledAnswer, read_reference
+from carpool.extensions.drift.settings import DriftSettings
+from carpool.extensions.drift.streams import LEAST, Camera
 
 HOUR = 3600.0
 SETTINGS = DriftSettings(reference="first-2h")

@@ -29,7 +29,7 @@ class LabelVerb:
 
     def run(self) -> None:
         from carpool.cli.predict_output import coco
-        from carpool.drift.label_export import export
+        from carpool.extensions.drift.label_export import export
 
         done = export(self.folders, self.to, coco if self.coco else None)
         if self.as_json:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.drift.samples import Sampled
-from carpool.frontend.pictures import sampling
-from carpool.frontend.pictures.sampling import Sampler
+from carpool.extensions.drift import front as sampling
+from carpool.extensions.drift.front import Sampler
+from carpool.extensions.drift.samples import Sampled
 from carpool.link.door import NOBODY, Answer, Catalog
 from carpool.vision.decode import Decoded
 from waiting import until_in_loop as until
@@ -28,16 +28,21 @@ class Place:
         self.asked: list[tuple[str, Any]] = []
         self.room = 0
         monkeypatch.setattr(sampling, "monotonic", lambda: self.now)
-        self.sampler = Sampler(self, self)  # type: ignore[arg-type]
-        self.entry = SimpleNamespace(key=7, name="m", drift={"sample": 1.0, "uncertain": None, **drift})
-        self.watched = self.sampler.follow(Catalog(entries={("m", "1"): self.entry}))  # type: ignore[dict-item]
+        self.threads = self
+        self.sampler = Sampler(self)  # type: ignore[arg-type]
+        extra = {"drift": {"sample": 1.0, "uncertain": None, **drift}}
+        self.entry = SimpleNamespace(key=7, name="m", extra=extra)
+        self.sampler.follow(Catalog(entries={("m", "1"): self.entry}))  # type: ignore[dict-item]
+        assert self.sampler.observe() is self.sampler
 
     def pick(self, *files: bytes, is_file: bool = False) -> Sampled | None:
         pictures = SimpleNamespace(files=files, is_file=is_file)
-        return self.sampler.pick(self.entry, pictures, None)  # type: ignore[arg-type]
+        self.sampler.pick(self.entry, pictures, None)  # type: ignore[arg-type]
+        assert pictures.noted is None or isinstance(pictures.noted, Sampled)
+        return pictures.noted
 
     def answered(self, sampled: Sampled | None, document: bytes = b"{}") -> None:
-        pictures = SimpleNamespace(sampled=sampled, first_document=lambda _: document)
+        pictures = SimpleNamespace(noted=sampled, first_document=lambda _: document)
         call = SimpleNamespace(pictures=pictures, entry=self.entry, sender=NOBODY._replace(source="door"))
         self.sampler.answered(call, Answer(), (0.0, 0.0, 0.0))
 
@@ -86,7 +91,9 @@ def test_large_pictures_are_measured_more_rarely(monkeypatch: pytest.MonkeyPatch
         place = Place(monkeypatch)
         for seconds in (0.05, 0.0001):
             taken = iter((0.0, seconds))
-            monkeypatch.setattr("carpool.drift.samples.thread_time", lambda taken=taken: next(taken))
+            monkeypatch.setattr(
+                "carpool.extensions.drift.samples.thread_time", lambda taken=taken: next(taken)
+            )
             sampled = place.pick(b"x")
             assert sampled is not None
             sampled.decoded.extend(seen())
@@ -115,7 +122,7 @@ def test_they_are_told_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
         place.answered(None)
         await until(lambda: place.asked)
         ((what, arguments),) = place.asked
-        assert what == "drift-samples"
+        assert what == "drift/samples"
         assert [one["source"] for one in arguments["samples"]] == ["door"] * 3
         assert arguments["samples"][0]["values"]["bytes"] == 0.25
         assert arguments["samples"][0]["black"] is True
@@ -127,7 +134,9 @@ def test_they_are_told_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doubtful_pictures_go_along_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     document = b'{"image": {}, "detections": [{"label": "cat", "score": 0.4, "box": [0, 0, 1, 1]}]}'
     file = b"\xff\xd8\xff\xe0 no more of it"
-    monkeypatch.setattr("carpool.drift.samples.read_head", lambda _: SimpleNamespace(format="JPEG"))
+    monkeypatch.setattr(
+        "carpool.extensions.drift.samples.read_head", lambda _: SimpleNamespace(format="JPEG")
+    )
 
     async def main() -> None:
         place = Place(monkeypatch, uncertain={"score": [0.3, 0.5], "margin": 0.1})
@@ -139,7 +148,7 @@ def test_doubtful_pictures_go_along_while_there_is_room(monkeypatch: pytest.Monk
             place.answered(sampled, document)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        kept = [arguments for what, arguments in place.asked if what == "drift-keep"]
+        kept = [arguments for what, arguments in place.asked if what == "drift/keep"]
         assert len(kept) == 1  # the engine said that there is no room for more
         assert kept[0]["line"]["says"] == "cat at 0.40"
         place.sampler.close()
@@ -159,7 +168,9 @@ def test_what_cannot_be_measured_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_is_watched() -> None:
-    sampler = Sampler(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
-    entry = SimpleNamespace(key=7, drift=None)
-    assert not sampler.follow(Catalog(entries={("m", "1"): entry}))  # type: ignore[dict-item]
-    assert sampler.pick(entry, SimpleNamespace(), None) is None  # type: ignore[arg-type]
+    sampler = Sampler(SimpleNamespace(threads=None))  # type: ignore[arg-type]
+    entry, pictures = SimpleNamespace(key=7, extra={}), SimpleNamespace()
+    sampler.follow(Catalog(entries={("m", "1"): entry}))  # type: ignore[dict-item]
+    assert sampler.observe() is None
+    sampler.pick(entry, pictures, None)  # type: ignore[arg-type]
+    assert pictures.noted is None

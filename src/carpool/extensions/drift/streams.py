@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.drift.measures import MEASURES, MeasureCounts, read_counts
+from carpool.extensions.drift.measures import MEASURES, MeasureCounts, read_counts
 
 LEAST = 300
 """Pictures in a window, and in a reference: chance alone explains too much of fewer."""

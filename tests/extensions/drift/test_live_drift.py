@@ -13,11 +13,10 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
-from carpool.drift.kept_pictures import read_index
-from carpool.engine.control.drift_desk import DriftBooks
+from carpool.extensions.drift.engine import DriftBooks
+from carpool.extensions.drift.kept_pictures import read_index
+from cli_run import run_cli
 from frontend.whole_server import WholeServer, whole_server
 from waiting import until
 
@@ -85,6 +84,7 @@ def test_pictures_are_measured_judged_and_kept(server: WholeServer, models: Path
     assert f'carpool_uncertain_kept_total{{model="{NAME}",version="1"}} 2' in ask(server, "/metrics")
 
 
+@pytest.mark.conformance
 def test_pictures_in_the_v2_protocol(server: WholeServer) -> None:
     data = [base64.b64encode(picture("chelsea")).decode()]
     image = {"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": data}
@@ -105,7 +105,7 @@ def test_pictures_in_the_v2_protocol(server: WholeServer) -> None:
 
 def test_by_hand(server: WholeServer, tmp_path: Path) -> None:
     def drift(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["drift", *arguments, "--url", server.url])
+        return run_cli(["drift", *arguments, "--url", server.url])
 
     until(lambda: status(server)["window"]["pictures"] >= 1, work=lambda: send(server))
     shown = drift("status", NAME)

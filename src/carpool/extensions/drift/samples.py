@@ -15,10 +15,10 @@ import cv2
 import numpy as np
 import orjson
 
-from carpool.config.drift_settings import UncertainSettings
-from carpool.drift.kept_pictures import doubt
-from carpool.drift.measures import PROJECTIONS, Value, answer_values
 from carpool.errors import TooLarge
+from carpool.extensions.drift.kept_pictures import doubt
+from carpool.extensions.drift.measures import PROJECTIONS, Value, answer_values
+from carpool.extensions.drift.settings import UncertainSettings
 from carpool.types import Array
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.heads import read_head

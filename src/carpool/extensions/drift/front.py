@@ -12,18 +12,19 @@ from random import Random
 from time import monotonic
 from typing import Any, Protocol
 
-from carpool.config.drift_settings import UncertainSettings
-from carpool.drift.kept_pictures import MOST_PICTURE_BYTES
-from carpool.drift.samples import PictureMeasures, Sampled, measure
 from carpool.errors import CarpoolError
+from carpool.extensions.drift.kept_pictures import MOST_PICTURE_BYTES
+from carpool.extensions.drift.samples import PictureMeasures, Sampled, measure
+from carpool.extensions.drift.settings import UncertainSettings
+from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Answer, Catalog, Door, ModelEntry, Sender
+from carpool.link.door import Answer, Catalog, ModelEntry, Sender
 from carpool.memory.arena import Slot
 from carpool.memory.layout import find_file
 from carpool.observe.logs import logger
 from carpool.types import Timing
 
+NAME = "drift"
 _EVERY_S = 0.1  # at most ten a second
 _MOST_OF_A_CORE = 0.01  # larger pictures are measured more rarely, so that all of them take no more than this
 _REPORT_S = 1.0
@@ -60,6 +61,11 @@ class _Picking:
             self.left += int(log(1.0 - self._random.random()) / log1p(-self._sample))
 
 
+def front(server: FrontServer) -> FrontPart:
+    """Returns what drift does in a front end."""
+    return Sampler(server).part
+
+
 class AnsweredCall(Protocol):
     """Represents a request that was answered."""
 
@@ -76,29 +82,37 @@ class AnsweredCall(Protocol):
 class Sampler:
     """Implements `Observer`. Used in the loop's thread; only `measure` runs in others."""
 
-    def __init__(self, door: Door, workers: Workers) -> None:
-        self._door = door
-        self._workers = workers
+    def __init__(self, server: FrontServer) -> None:
+        self._server = server
+        self._threads = server.threads
         self._models: dict[int, _Picking] = {}  # by the entry's key
         self._untold: list[dict[str, Any]] = []
         self._due = 0.0  # before this, what was measured already takes its part of a core
         self._room: dict[int, int] = {}  # for doubtful pictures, by the entry's key
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.part = FrontPart(follow=self.follow, observe=self.observe, picture=self.pick, close=self.close)
 
-    def follow(self, catalog: Catalog) -> bool:
-        """Returns whether there is anything to do."""
-        entries = [entry for entry in catalog.entries.values() if entry.drift is not None]
+    def observe(self) -> Sampler | None:
+        return self if self._models else None
+
+    def follow(self, catalog: Catalog) -> None:
+        watched = [
+            (entry.key, entry.extra[NAME]) for entry in catalog.entries.values() if NAME in entry.extra
+        ]
         known, self._models = self._models, {}
-        for entry in entries:
-            before = known.get(entry.key)
-            is_same = before is not None and before.drift == entry.drift  # another engine numbers anew
-            self._models[entry.key] = before if before and is_same else _Picking(entry.drift or {})
+        for key, drift in watched:
+            before = known.get(key)
+            is_same = before is not None and before.drift == drift  # another engine numbers anew
+            self._models[key] = before if before and is_same else _Picking(drift)
         self._room = {key: room for key, room in self._room.items() if key in self._models}
-        return bool(entries)
 
-    def pick(self, entry: ModelEntry, pictures: SentPictures, slot: Slot | None) -> Sampled | None:
-        """Picks a request that goes to the engine, with a slot if its file lies there already."""
+    def pick(self, entry: ModelEntry, pictures: SentPictures, slot: Slot | None) -> None:
+        """Notes what is to be measured of a request that goes to the engine, with a slot if its file lies
+        there already."""
+        pictures.noted = self._picked(entry, pictures, slot)
+
+    def _picked(self, entry: ModelEntry, pictures: SentPictures, slot: Slot | None) -> Sampled | None:
         model = self._models.get(entry.key)
         if model is None:
             return None
@@ -109,7 +123,7 @@ class Sampler:
         now = monotonic()
         if (
             now < max(model.due, self._due)
-            or not self._workers.takes_idle
+            or not self._threads.takes_idle
             or len(self._untold) >= _MOST_UNTOLD
         ):
             return None
@@ -134,14 +148,14 @@ class Sampler:
 
     def answered(self, call: AnsweredCall, answer: Answer, times: tuple[float, float, float]) -> None:
         pictures = call.pictures
-        sampled = None if pictures is None else pictures.sampled
-        if pictures is None or sampled is None:
+        sampled = None if pictures is None else pictures.noted
+        if pictures is None or not isinstance(sampled, Sampled):
             return
         if sampled.decoded and sampled.decoded[0].pixels.size > 3 * _MOST_PIXELS:
             return
         document = pictures.first_document(answer.outputs)
         then = partial(self._measured, call.entry, call.sender.source, sampled.file)
-        self._workers.idle(partial(measure, sampled, document), then)
+        self._threads.idle(partial(measure, sampled, document), then)
 
     def _measured(
         self,
@@ -165,12 +179,12 @@ class Sampler:
             line = {"why": "uncertain", "says": found.doubt, "source": source, "answer": found.answer}
             picture = base64.b64encode(file).decode()
             arguments = {"key": entry.key, "form": found.form, "line": line, "picture": picture}
-            self._begin(self._tell("drift-keep", arguments))
+            self._begin(self._tell("drift/keep", arguments))
 
     def _report(self) -> None:
         self._timer = None
         samples, self._untold = self._untold, []
-        self._begin(self._tell("drift-samples", {"samples": samples}))
+        self._begin(self._tell("drift/samples", {"samples": samples}))
 
     def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(telling)
@@ -180,7 +194,7 @@ class Sampler:
     async def _tell(self, what: str, arguments: Mapping[str, Any]) -> None:
         """What is lost with an engine is lost: these are samples."""
         try:
-            answer = await self._door.ask(what, arguments)
+            answer = await self._server.ask(what, arguments)
         except CarpoolError:
             return
         self._room |= {int(key): int(room) for key, room in (answer or {}).get("room", {}).items()}

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from carpool.config.drift_settings import UncertainSettings
 from carpool.config.regular_file import read_regular
-from carpool.drift.measures import numbers_of
+from carpool.extensions.drift.measures import numbers_of
+from carpool.extensions.drift.settings import UncertainSettings
 
 INDEX = "index.jsonl"
 MOST_PICTURE_BYTES = 16 << 20

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from carpool.config.drift_settings import DriftSettings
 from carpool.core.histogram import Tally
-from carpool.drift.measures import MEASURES, WORDS, MeasureCounts, Values, family, read_counts
-from carpool.drift.streams import LEAST, Camera, DriftStream, read_camera, read_stream
+from carpool.extensions.drift.measures import MEASURES, WORDS, MeasureCounts, Values, family, read_counts
+from carpool.extensions.drift.settings import DriftSettings
+from carpool.extensions.drift.streams import LEAST, Camera, DriftStream, read_camera, read_stream
 
 MOST_SOURCES = 64
 _MOST_VERSIONS = 4

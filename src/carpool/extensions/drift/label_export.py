@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import orjson
 
 from carpool.config.regular_file import read_regular
-from carpool.drift.kept_pictures import INDEX, MOST_PICTURE_BYTES, read_index, write_whole
 from carpool.errors import InvalidInput
+from carpool.extensions.drift.kept_pictures import INDEX, MOST_PICTURE_BYTES, read_index, write_whole
 from carpool.types import Array
 from carpool.vision.thumbnail import block_change, thumbnail
 

@@ -14,10 +14,10 @@ import pytest
 import simplejpeg
 
 from carpool.cli.predict_output import coco
-from carpool.config.drift_settings import UncertainSettings
-from carpool.drift.kept_pictures import INDEX, KeptPictures, doubt, read_index
-from carpool.drift.label_export import answer_of, export
 from carpool.errors import InvalidInput
+from carpool.extensions.drift.kept_pictures import INDEX, KeptPictures, doubt, read_index
+from carpool.extensions.drift.label_export import answer_of, export
+from carpool.extensions.drift.settings import UncertainSettings
 
 HOUR = 3600.0
 SETTINGS = UncertainSettings("x", per_hour=3, mb=0.01)
@@ -134,7 +134,8 @@ def test_which_answer_is_to_begin_with() -> None:
 def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     code = (
-        "import sys; from pathlib import Path; from carpool.drift.kept_pictures import write_whole\n"
+        "import sys; from pathlib import Path\n"
+        "from carpool.extensions.drift.kept_pictures import write_whole\n"
         "number = 0\n"
         "while True:\n"
         "    number += 1\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.drift_settings import DriftSettings, UncertainSettings
 from carpool.config.model import ModelConfig
 from carpool.config.server import server_settings
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
+from carpool.extensions.drift.settings import DriftSettings, UncertainSettings, drift_settings
 from carpool.link.typed_json import read_document, write_document
 
 
@@ -19,16 +19,18 @@ def read(text: str) -> ModelConfig:
 
 
 def test_all_of_it_and_nothing_of_it() -> None:
-    assert read("").drift is None
-    assert read("[drift]").drift == DriftSettings()
+    assert read("").extra == {}
+    assert drift_settings(read("[drift]")) == DriftSettings()
     told = read(
         '[drift]\nsample = 1\nwindow_h = 24\nreference = "first-48h"\npsi = 0.1\n'
         'uncertain = { folder = "kept", score = [0.2, 0.6], margin = 0.2, per_hour = 5, mb = 1 }'
     )
     doubtful = UncertainSettings("kept", (0.2, 0.6), 0.2, 5, 1.0)
-    assert told.drift == DriftSettings(1.0, 24.0, "first-48h", 0.1, doubtful)
-    assert (told.drift.learn_s, told.drift.reference_file) == (48 * 3600.0, "")
-    assert read('[drift]\nreference = "usual.json"').drift.reference_file == "usual.json"  # type: ignore[union-attr]
+    settings = drift_settings(told)
+    assert settings == DriftSettings(1.0, 24.0, "first-48h", 0.1, doubtful)
+    assert settings is not None
+    assert (settings.learn_s, settings.reference_file) == (48 * 3600.0, "")
+    assert DriftSettings(reference="usual.json").reference_file == "usual.json"
     assert read_document(ModelConfig, write_document(told)) == told
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from carpool.config.drift_settings import DriftSettings
-from carpool.drift.measures import answer_values
-from carpool.drift.model_drift import DriftEvent, ModelDrift, SampledAnswer
-from carpool.drift.samples import picture_values
+from carpool.extensions.drift.measures import answer_values
+from carpool.extensions.drift.model_drift import DriftEvent, ModelDrift, SampledAnswer
+from carpool.extensions.drift.samples import picture_values
+from carpool.extensions.drift.settings import DriftSettings
 from carpool.types import Array
 from carpool.vision.decode import Decoded
 

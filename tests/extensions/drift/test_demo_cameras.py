@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from drift.traffic import Change, Site, blurred, cropped, darkened
+from extensions.drift.traffic import Change, Site, blurred, cropped, darkened
 from later import first
 
 CAMERAS = ("door", "yard", "gate")

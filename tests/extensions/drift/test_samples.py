@@ -9,15 +9,15 @@ import numpy as np
 import orjson
 import pytest
 
-from carpool.config.drift_settings import UncertainSettings
-from carpool.drift.measures import ON_THE_PAGE, PROJECTIONS, answer_values
-from carpool.drift.samples import Sampled, directions, measure, picture_values
-from carpool.drift.streams import STATES
 from carpool.errors import CarpoolError
-from carpool.observe.columns import CAMERA_STATES, DRIFT_WORDS
+from carpool.extensions.drift.measures import ON_THE_PAGE, PROJECTIONS, answer_values
+from carpool.extensions.drift.samples import Sampled, directions, measure, picture_values
+from carpool.extensions.drift.settings import UncertainSettings
+from carpool.extensions.drift.streams import STATES
+from carpool.observe import columns
 from carpool.types import Array
 from carpool.vision.decode import Decoded, decode
-from drift.traffic import blurred, darkened, scene_of
+from extensions.drift.traffic import blurred, darkened, scene_of
 
 
 def values_of(pixels: Array, size: int = 10_000) -> tuple[dict[str, object], str, bool]:
@@ -103,5 +103,5 @@ def test_a_picture_from_its_file_and_from_its_pixels() -> None:
 
 
 def test_the_metrics_have_every_measure_and_state() -> None:
-    assert ON_THE_PAGE == DRIFT_WORDS
-    assert tuple(CAMERA_STATES) == STATES
+    assert tuple(columns.by_word("drift", "psi")) == ON_THE_PAGE
+    assert tuple(columns.by_word("drift", "cameras")) == STATES
