@@ -18,13 +18,13 @@ from carpool.core.job import GONE
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
-from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.routes.stepped_route import Binding, BoundStep
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.model_inputs import signature_of
 from carpool.engine.run.step_memory import Lent, StepMemory
 from carpool.errors import Cancelled, CarpoolError, ModelError, Unavailable
-from carpool.pipelines.ensemble_graph import EnsembleGraph
+from carpool.extensions.ensembles.ensemble_graph import EnsembleGraph
+from carpool.extensions.ensembles.ensemble_route import EnsembleRoute
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from engine.ensembles import step, text
 from later import many

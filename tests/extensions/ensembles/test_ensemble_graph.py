@@ -11,7 +11,7 @@ import pytest
 from carpool.config.model import ModelConfig, TensorConfig
 from carpool.config.triton import pbtxt_config
 from carpool.errors import ConfigError, ModelError
-from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models, handed_over
+from carpool.extensions.ensembles.ensemble_graph import EnsembleGraph, check_models, handed_over
 from carpool.types import Datatype, Signature, TensorSpec
 from engine.ensembles import step, text
 

@@ -1,6 +1,6 @@
 """Compares an ensemble with its models: whether they fit together, and what a request needs of them.
 
-Pure: tensors are arrays, models are signatures. What runs them is engine/routes/ensemble_route.py.
+Pure: tensors are arrays, models are signatures. What runs them is ensemble_route.py.
 """
 
 from __future__ import annotations
@@ -8,36 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from carpool.config.model import EnsembleSettings, ModelConfig
+from carpool.config.model import ModelConfig
 from carpool.config.rules import shown
+from carpool.engine.routes.stepped_route import GraphStep
 from carpool.errors import ConfigError, ModelError
+from carpool.extensions.ensembles.settings import EnsembleSettings, ensemble_settings
 from carpool.types import DATATYPES, Array, Signature, TensorSpec
 
 _AT = "ensemble_scheduling.step"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphStep:
-    """`number` is its place in the settings, `after` are the numbers of the steps whose tensors it reads."""
-
-    number: int
-    model: str
-    version: int
-    inputs: tuple[tuple[str, str], ...]  # the model's name, the ensemble's
-    outputs: tuple[tuple[str, str], ...]
-    after: tuple[int, ...]
 
 
 class EnsembleGraph:
     """Holds the steps in an order in which each comes after those that it reads from."""
 
     def __init__(self, config: ModelConfig) -> None:
-        assert config.ensemble is not None
+        settings = ensemble_settings(config)
+        assert settings is not None
         self.name = config.name
         self.batched = bool(config.max_batch)
         self.inputs = tuple(tensor.name for tensor in config.inputs)
         self.outputs = tuple(tensor.name for tensor in config.outputs)
-        self.steps = _in_order(config.ensemble)
+        self.steps = _in_order(settings)
         self._writer = {tensor: step.number for step in self.steps for _, tensor in step.outputs}
         self._by_number = {step.number: step for step in self.steps}
 
@@ -97,13 +88,14 @@ class _Told:
 
 def check_models(config: ModelConfig, signatures: Sequence[Signature]) -> None:
     """Raises what is wrong. `signatures` are those of the steps' models, in the order of the settings."""
-    assert config.ensemble is not None
+    settings = ensemble_settings(config)
+    assert settings is not None
     batched = bool(config.max_batch)
     told: dict[str, _Told] = {}
     for own in (*config.inputs, *config.outputs):
         spec = TensorSpec(own.name, DATATYPES[own.datatype], own.dims, own.optional)
         told[own.name] = _Told(f"the ensemble's own {own.name}", spec, batched)
-    for number, (step, signature) in enumerate(zip(config.ensemble.steps, signatures, strict=True)):
+    for number, (step, signature) in enumerate(zip(settings.steps, signatures, strict=True)):
         at = f"{config.name}: {_AT}[{number}]"
         if signature.max_batch and (config.max_batch or 0) > signature.max_batch:
             raise ConfigError(

@@ -23,8 +23,8 @@ from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.model_inputs import shape_key
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Unavailable, prefixed
+from carpool.extensions.ensembles.ensemble_graph import EnsembleGraph, handed_over
 from carpool.observe.logs import logger
-from carpool.pipelines.ensemble_graph import EnsembleGraph, handed_over
 from carpool.types import Array, Signature, StepTiming, Timing
 
 _log = logger("engine")

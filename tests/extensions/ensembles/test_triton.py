@@ -1,6 +1,6 @@
 """Ensembles in config.pbtxt: every mistake that Triton's own tests make in a file alone names its field.
 
-Those that need other models to be seen are in tests/pipelines/test_ensemble_graph.py and
+Those that need other models to be seen are in tests/extensions/ensembles/test_ensemble_graph.py and
 tests/engine/test_ensemble_loading.py.
 """
 
@@ -14,6 +14,7 @@ from carpool.config.model import Mode, ModelConfig
 from carpool.config.triton import config_document, pbtxt_config
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
+from carpool.extensions.ensembles.settings import ensemble_settings
 from engine.ensembles import promise, step, text
 
 FIRST = step("one", [("x", "in")], [("y", "mid")])
@@ -26,8 +27,9 @@ def read(settings: str) -> ModelConfig:
 
 def test_the_steps_are_read() -> None:
     config = read(text(FIRST, step("ten", [("x", "mid")], [("y", "out")], version=2)))
-    assert config.ensemble is not None
-    first, last = config.ensemble.steps
+    settings = ensemble_settings(config)
+    assert settings is not None
+    first, last = settings.steps
     assert (first.model, first.version, first.inputs) == ("one", -1, (("x", "in"),))
     assert (last.model, last.version, last.outputs) == ("ten", 2, (("y", "out"),))
     assert config.backend == "ensemble"
@@ -35,7 +37,7 @@ def test_the_steps_are_read() -> None:
 
 
 def test_the_platform_may_be_left_out() -> None:
-    assert read(text(FIRST, LAST).replace('platform: "ensemble"', "")).ensemble is not None
+    assert read(text(FIRST, LAST).replace('platform: "ensemble"', "")).asks("ensembles")
 
 
 def test_a_parameter_gives_the_whole_a_promise() -> None:

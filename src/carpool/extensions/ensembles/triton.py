@@ -1,18 +1,20 @@
 """Reads Triton's `ensemble_scheduling`: the steps of an ensemble, and what is wrong with them by themselves.
 
-What can be wrong beside the models that they name is for whoever loads those (pipelines/ensemble_graph.py).
+What can be wrong beside the models that they name is for what loads those (`EnsembleGraph`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from carpool.config.model import EnsembleSettings, EnsembleStep, ModelConfig
+from carpool.config.model import Mode, ModelConfig, ModelStep
 from carpool.config.rules import shown
+from carpool.config.settings_part import SettingsPart, TritonPart
 from carpool.core.objectives import Promise
-from carpool.errors import ConfigError
+from carpool.extensions.ensembles.settings import EnsembleSettings, EnsembleStep, ensemble_settings
 
 if TYPE_CHECKING:
     from carpool.config.triton_text import TextSource
@@ -177,31 +179,25 @@ def ensemble_document(settings: EnsembleSettings) -> dict[str, object]:
     }
 
 
-def step_at(config: ModelConfig, number: int) -> str:
-    """Returns where a step of an ensemble or a pipeline names its model."""
-    if config.pipeline is not None:
-        return config.pipeline.at(number)
-    return f"{config.name}: {_AT}.step[{number}].model_name"
+def _settled(source: TextSource, config: ModelConfig) -> ModelConfig:
+    """Returns the settings with the models that are its steps, and with the promise of the whole."""
+    settings, promise = ensemble_settings(config), read_promise(source)
+    listed = () if settings is None else settings.steps
+    steps = tuple(
+        ModelStep(step.model, step.version, f"{config.name}: {_AT}.step[{number}].model_name")
+        for number, step in enumerate(listed)
+    )
+    config = replace(config, backend=ENSEMBLE, steps=steps)
+    return config if promise is None else replace(config, mode=Mode.PROMISE, policy=promise)
 
 
-def circle(name: str, steps_of: Mapping[str, Sequence[str]]) -> ConfigError | None:
-    """Returns what is wrong with an ensemble that needs itself, by way of the others that are known."""
-    chain: list[str] = [name]
-    seen: set[str] = set()
+def _document(config: ModelConfig) -> Mapping[str, object]:
+    settings = ensemble_settings(config)
+    return {} if settings is None else {_AT: ensemble_document(settings)}
 
-    def look(at: str) -> bool:
-        for step in steps_of.get(at, ()):
-            if step == name:
-                return True
-            if step not in seen:
-                seen.add(step)
-                chain.append(step)
-                if look(step):
-                    return True
-                chain.pop()
-        return False
 
-    if not look(name):
-        return None
-    way = " → ".join((*chain, name))
-    return ConfigError(f"{name}: {_AT}.step.model_name: ensembles cannot need each other: {way}", field=_AT)
+PART = SettingsPart(
+    kind=EnsembleSettings,
+    triton=TritonPart(read=read_ensemble, document=_document, settle=_settled, parameters=(SLO,)),
+    changes_answers=True,
+)
