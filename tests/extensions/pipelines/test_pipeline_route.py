@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.curve import BatchCurve
 from carpool.core.job import GONE, READY, RUNNING
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Booking, Step
 from carpool.core.scheduler import Scheduler
-from carpool.engine.routes.pipeline_route import LinkBookings, PipelineRoute
+from carpool.engine.engine_link import LinkGroups
 from carpool.engine.routes.stepped_route import Binding
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
+from carpool.extensions.pipelines.pipeline_route import PipelineRoute
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.link.records import ANSWERED, BOOKING_NEWS, GIVEN_UP, REACHES, STEP_PART, ProtocolError
 from carpool.observe import columns
 from carpool.observe.counters import CounterRow, Row, Table, table_bytes
@@ -55,7 +57,8 @@ class Route:
 class Bench:
     def __init__(self, text: str = TEXT) -> None:
         config = pipeline_config(text, Path("street/pipeline.toml"), "street")
-        assert config.pipeline is not None
+        settings = pipeline_settings(config)
+        assert settings is not None
         table = Table(bytearray(table_bytes(1)))
         rows = [table.block(0).row(CounterRow(number, 1)) for number in (2, 3)]
         self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
@@ -67,13 +70,13 @@ class Bench:
         self.answered: list[Timing] = []
         self.pipeline = PipelineRoute(
             "street",
-            PictureGraph(config.pipeline),
+            PictureGraph(settings),
             lambda: Binding(leaves, models),
             lambda _images, timing: self.answered.append(timing),
             rows,
             slo=0.1,
         )
-        self.bookings = LinkBookings(lambda key: self.pipeline if key == KEY else None, 4)
+        self.bookings = LinkGroups(lambda key: self.pipeline if key == KEY else None, 4)
         self.route = Route()
         self.told: list[tuple[Work, CarpoolError | None]] = []
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.pipeline_settings import EscalateSettings, PipelineSettings
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.errors import ConfigError
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import EscalateSettings, PipelineSettings, pipeline_settings
 from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
 ANIMALS = """slo_ms = 100
@@ -26,7 +26,7 @@ under_load = "quick"
 
 
 def read(text: str = ANIMALS) -> PipelineSettings:
-    found = pipeline_config(text, Path("animals/pipeline.toml"), "animals").pipeline
+    found = pipeline_settings(pipeline_config(text, Path("animals/pipeline.toml"), "animals"))
     assert found is not None
     return found
 

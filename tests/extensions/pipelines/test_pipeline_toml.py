@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import Mode, SpecificVersions
-from carpool.config.pipeline_settings import CropSettings, PipelineSettings, StepKeepSettings, read_document
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.config.repository import find_models
 from carpool.config.triton import config_document
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import (
+    CropSettings,
+    PipelineSettings,
+    StepKeepSettings,
+    pipeline_settings,
+    read_document,
+)
 
 STREET = """\
 slo_ms = 120
@@ -40,14 +46,14 @@ PATH = Path("/models/street/pipeline.toml")
 
 
 def read(text: str) -> PipelineSettings:
-    settings = pipeline_config(text, PATH, "street").pipeline
+    settings = pipeline_settings(pipeline_config(text, PATH, "street"))
     assert settings is not None
     return settings
 
 
 def test_all_that_it_says() -> None:
     config = pipeline_config(STREET, PATH, "street")
-    settings = config.pipeline
+    settings = pipeline_settings(config)
     assert settings is not None
     find, kind = settings.steps
     assert (find.name, find.model, find.version, find.each) == ("find", "nanodet", -1, None)

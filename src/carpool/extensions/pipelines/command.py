@@ -11,8 +11,8 @@ from carpool.cli import verb_options as o
 from carpool.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.config.pipeline_settings import PipelineStep
     from carpool.config.repository import ModelSource
+    from carpool.extensions.pipelines.settings import PipelineStep
     from carpool.pipelines.picture_graph import PictureGraph
     from carpool.vision.plans.settings import VisionSettings
 
@@ -37,9 +37,10 @@ class PipelineVerb:
     )
 
     def run(self) -> None:
-        from carpool.config.pipeline_toml import PIPELINE_TOML
         from carpool.config.repository import folder_settings
         from carpool.core.objectives import Promise
+        from carpool.extensions.pipelines.pipeline_toml import PIPELINE_TOML
+        from carpool.extensions.pipelines.settings import pipeline_settings
         from carpool.lab.model_report import how_it_sees
         from carpool.lab.pipeline_times import picture_seconds, time_report
         from carpool.pipelines.picture_graph import PictureGraph, StepFacts
@@ -48,8 +49,9 @@ class PipelineVerb:
         if not (folder / PIPELINE_TOML).is_file():
             raise InvalidInput(f"{self.folder} has no {PIPELINE_TOML}")
         config, _ = folder_settings(folder, folder.name)
-        assert config.pipeline is not None
-        graph = PictureGraph(config.pipeline)
+        settings = pipeline_settings(config)
+        assert settings is not None
+        graph = PictureGraph(settings)
         there = self._models(folder.parent)
         facts, seen, sources = [], [], []
         for number, step in enumerate(graph.steps):

@@ -6,16 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.demo import bundled_models
+from cli_run import CliResult, run_cli
 
-STREET = Path(__file__).parents[2] / "examples" / "street"
+STREET = Path(__file__).parents[3] / "examples" / "street"
 
 
-def check(folder: Path) -> Result:
-    return CliRunner().invoke(app, ["pipeline", "check", str(folder), "--models", str(bundled_models())])
+def check(folder: Path) -> CliResult:
+    return run_cli(["pipeline", "check", str(folder), "--models", str(bundled_models())])
 
 
 def promising(folder: Path, slo_ms: str) -> Path:
@@ -26,6 +25,7 @@ def promising(folder: Path, slo_ms: str) -> Path:
     return folder / "street"
 
 
+@pytest.mark.conformance
 def test_the_steps_are_drawn(tmp_path: Path) -> None:
     done = check(promising(tmp_path, "60000"))  # which a slow machine keeps, too
     assert done.exit_code == 0, done.stderr

@@ -6,6 +6,7 @@ all bounded here, before anything is loaded for it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config import rules
-from carpool.config.model import Mode, ModelConfig, TensorConfig, VersionPolicy, eager_policy
-from carpool.config.pipeline_settings import (
+from carpool.config.model import Mode, ModelConfig, ModelStep, TensorConfig, VersionPolicy, eager_policy
+from carpool.config.settings_part import SettingsPart, TritonPart, why_not
+from carpool.config.table import TomlTable, extension_of
+from carpool.config.toml import MAX_VERSION, read_versions
+from carpool.config.toml_text import parse_toml
+from carpool.core.objectives import Knobs, Promise
+from carpool.errors import ConfigError
+from carpool.extensions import installed
+from carpool.extensions.pipelines.settings import (
     LATE,
     MOST_CROPS,
     MOST_STEPS,
@@ -27,12 +35,8 @@ from carpool.config.pipeline_settings import (
     PipelineSettings,
     PipelineStep,
     StepKeepSettings,
+    pipeline_settings,
 )
-from carpool.config.table import TomlTable
-from carpool.config.toml import MAX_VERSION, read_versions
-from carpool.config.toml_text import parse_toml
-from carpool.core.objectives import Knobs, Promise
-from carpool.errors import ConfigError
 
 PIPELINE_TOML = "pipeline.toml"
 PIPELINE = "pipeline"
@@ -47,15 +51,6 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "answer": ("from", "attach", "if_late", "under_load"),
 }
 """Every key, by table; the tests hold the reference in docs/ against this list."""
-
-_OF_MODELS: Mapping[str, str] = {
-    **dict.fromkeys(("cache", "response_cache"), "neither its responses nor those of its steps are cached"),
-    **dict.fromkeys(("rollout", "registry"), "roll out the models that are its steps"),
-    "sequences": "its steps take images one by one",
-    "decoupled": "it gives one response per image",
-    "generate": "none of its steps writes token by token",
-}
-"""Settings of models that are refused with a reason."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _RESERVED = frozenset(
@@ -117,7 +112,10 @@ class _LinedTable(TomlTable):
     lines: _Lines
 
     def where(self, key: str) -> str:
-        return f"{self.file}:{self.lines.at(self.path, key)}: {self.name(key)}"
+        return f"{self.file_at(key)}: {self.name(key)}"
+
+    def file_at(self, key: str) -> str:
+        return f"{self.file}:{self.lines.at(self.path, key)}"
 
     def part(self, key: str) -> _LinedTable:
         """What is not there says nothing."""
@@ -130,8 +128,9 @@ def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _L
         raise ConfigError(f"{file}:{lines.at(path, '')}: {path} must be a table")
     table = _LinedTable(file, path, section, data, lines)
     for key in data:
-        if not section and key in _OF_MODELS:
-            raise ConfigError(f"{table.where(key)} does not go with a pipeline: {_OF_MODELS[key]}")
+        other = extension_of(key) if not section else None
+        if other is not None and other.name in installed()["pipelines"].meets:
+            raise ConfigError(f"{table.file_at(key)}: {why_not('pipelines', other.name, key)}")
         if key not in KEYS[section]:
             raise ConfigError(f"{table.where(key)} is unknown; {rules.nearest(key, KEYS[section])}")
     return table
@@ -151,6 +150,7 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
     if may_grow and slo_ms is None:
         raise top.error("slo_may_grow", "needs slo_ms: without an SLO there is nothing to raise")
     versions: VersionPolicy = read_versions(top)
+    settings = _settings(top, name)
     return ModelConfig(
         name=rules.check_name(name, str(path)),
         path=path.parent,
@@ -162,7 +162,11 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
         policy=policy,
         slo_may_grow=may_grow,
         versions=versions,
-        pipeline=_settings(top, name),
+        steps=tuple(
+            ModelStep(step.model, step.version, settings.at(number))
+            for number, step in enumerate(settings.steps)
+        ),
+        extra={"pipelines": settings},
     )
 
 
@@ -359,3 +363,15 @@ def pipeline_document(settings: PipelineSettings) -> dict[str, Any]:
         ],
         "answer": {"from": " or ".join(settings.answer), "if_late": settings.if_late},
     }
+
+
+def _document(config: ModelConfig) -> Mapping[str, object]:
+    """Triton's settings have no words for a pipeline: it is a parameter, in JSON."""
+    settings = pipeline_settings(config)
+    if settings is None:
+        return {}
+    shown = {**config.parameters, PIPELINE: json.dumps(pipeline_document(settings))}
+    return {"parameters": {key: {"string_value": value} for key, value in shown.items()}}
+
+
+PART = SettingsPart(kind=PipelineSettings, model=read_pipeline, triton=TritonPart(document=_document))

@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from carpool.config.model import EnsembleStep, Task
+from carpool.config.model import Task
+from carpool.config.repository import ModelVersion
 from carpool.core.remaining import Step
-from carpool.engine.models.ensemble_runtime import EnsembleRuntime, Models
+from carpool.engine.models.runtime import EngineParts, OpensGroups
 from carpool.engine.models.served import Served
+from carpool.engine.models.stepped_runtime import SteppedRuntime
 from carpool.engine.profile.model_profile import cannot_keep, grown
-from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.routes.stepped_route import Binding
+from carpool.extensions.pipelines.pipeline_route import PipelineRoute
+from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.observe.logs import logger
 from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
@@ -20,19 +23,16 @@ _log = logger("engine")
 _FEW = "an image with a few crops"
 
 
-class PipelineRuntime(EnsembleRuntime):
+class PipelineRuntime(SteppedRuntime[PipelineRoute]):
     _field = "step"
 
-    def __init__(self, served: Served, models: Models) -> None:
-        super().__init__(served, models)
-        assert served.config.pipeline is not None
-        self.graph = PictureGraph(served.config.pipeline)
+    def __init__(self, served: Served, version: ModelVersion, parts: EngineParts) -> None:
+        super().__init__(served, version, parts)
+        settings = pipeline_settings(served.config)
+        assert settings is not None
+        self.graph = PictureGraph(settings)
+        self.rows = [step.name for step in settings.steps]
         self._now: Sequence[Served] = ()  # the models of its steps
-
-    def _listed(self) -> Sequence[EnsembleStep]:
-        pipeline = self.served.config.pipeline
-        assert pipeline is not None
-        return [EnsembleStep(step.model, step.version, (), ()) for step in pipeline.steps]
 
     # ---- loading ----------------------------------------------------------------------------------------
 
@@ -40,6 +40,9 @@ class PipelineRuntime(EnsembleRuntime):
         name, version = self.served.name, self.served.version
         rows = [self._models.step_row(name, version, step.name) for step in self.graph.steps]
         return PipelineRoute(name, self.graph, self._bind, self.served.counters.answered, rows)
+
+    def groups(self) -> OpensGroups | None:
+        return self._stepped
 
     def _bound(self, _binding: Binding, /) -> Iterable[str]:
         tasks = [_facts(served).task for served in self._now]
@@ -69,7 +72,7 @@ class PipelineRuntime(EnsembleRuntime):
 
     def _bind(self) -> Binding:
         """Binds its steps, which stand in an order in which each comes after the one that it waits for."""
-        self._now = found = [self._found(number, step)[1] for number, step in enumerate(self.steps)]
+        self._now = found = [self._found(step)[1] for step in self.steps]
         self.graph.check([_facts(served) for served in found])
         order, leaves = self.graph.order, []
         for number in order:

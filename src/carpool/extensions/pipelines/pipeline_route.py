@@ -1,34 +1,23 @@
 """Implements the route of a pipeline over pictures: the engine's part of requests that front ends carry.
 
-A front end says of each request which booking and which step it belongs to (`STEP`), and between the steps
-where the booked request is (`BOOKING`). A booking begins with its first step, if the gate lets all of it in.
-It ends when the front end says so or when its link is gone; whichever it is, it is counted out of what is on
-its way to the later steps, once. What is said of a booking that is over, or was refused, is not heard; what
-can only be a lie costs the link, as everywhere.
+A booking is a group of requests (`engine_link.LinkGroups`). However it ends, it is counted out of what is on
+its way to the later steps, once.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import TypeAlias
 
-from carpool.config.pipeline_settings import MOST_CROPS, WITHOUT
 from carpool.core.job import GONE, INFINITY, OFFERED, READY, RUNNING, Reason
 from carpool.core.refusal_words import replaced
 from carpool.engine.routes.stepped_route import Binding, SteppedRoute
 from carpool.engine.run.batch import Outcome, Work
-from carpool.errors import CarpoolError, Unavailable, Unsupported
-from carpool.link.records import (
-    ANSWERED,
-    BOOKING_NEWS,
-    GIVEN_UP,
-    REACHES,
-    STEP_PART,
-    ProtocolError,
-)
+from carpool.errors import CarpoolError, Unsupported
+from carpool.extensions.pipelines.settings import MOST_CROPS, WITHOUT
+from carpool.link.records import ProtocolError
 from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
@@ -66,6 +55,9 @@ class PipelineRoute(SteppedRoute):
         for work in works:
             work.state = GONE
             work.done(work, Outcome(error=Unsupported(why)))
+
+    def opened(self, step: int, work: Work, now: float) -> OpenBooking | None:
+        return OpenBooking(self, work, now) if step == self.graph.base else None
 
     def ready(self, work: Work) -> None:
         """Nothing is ever taken."""
@@ -196,8 +188,8 @@ class OpenBooking:
                 del route.waiting[key]
         try:
             self._learn(now, answered=answered)
-        except Exception as bug:  # all is given back, and the front end waits for nothing
-            _failed(route.name, bug)
+        except Exception:  # all is given back, and the front end waits for nothing
+            _log.exception("pipeline-failed", model=route.name)
 
     def _learn(self, now: float, *, answered: bool) -> None:
         route = self.route
@@ -220,68 +212,3 @@ def _longer(before: Timing | None, timing: Timing) -> Timing:
     if before is None or before.queue + before.infer < timing.queue + timing.infer:
         return timing
     return before
-
-
-def _failed(pipeline: str, bug: Exception) -> CarpoolError:
-    """Returns what is said of a fault of ours: it costs one request, not the link."""
-    _log.exception("pipeline-failed", model=pipeline)
-    return CarpoolError(f"the engine failed on this request of {pipeline}: {type(bug).__name__}")
-
-
-class LinkBookings:
-    """Holds the bookings of one front end."""
-
-    def __init__(self, pipeline: Callable[[int], PipelineRoute | None], most: int) -> None:
-        self._pipeline = pipeline
-        self._most = most
-        self._open: dict[int, OpenBooking] = {}
-
-    def join(self, work: Work, payload: bytes, now: float) -> bytes:
-        """A request that is a step; returns the rest of what it says. Raises the refusal of all of it, or of
-        this step."""
-        if len(payload) < STEP_PART.size:
-            raise ProtocolError("a step without a booking")
-        number, key, step = STEP_PART.unpack_from(payload)
-        booking = self._open.get(number)
-        route = self._pipeline(key) if booking is None else booking.route
-        if route is None or (booking is None and step != route.graph.base):
-            raise Unavailable("the pipeline was unloaded meanwhile", reason="unloading")
-        if booking is None and len(self._open) >= self._most:
-            raise ProtocolError(f"more than {self._most} bookings")
-        try:
-            if booking is None:
-                booking = self._open[number] = OpenBooking(route, work, now)
-            booking.asks(step, work, now)
-        except (CarpoolError, ProtocolError):
-            raise
-        except Exception as bug:
-            raise _failed(route.name, bug) from None
-        return payload[STEP_PART.size :]
-
-    def hear(self, number: int, payload: bytes, now: float) -> None:
-        try:
-            what, step, images = BOOKING_NEWS.unpack(payload)
-        except struct.error:
-            raise ProtocolError("a malformed update of a booking") from None
-        booking = self._open.get(number)
-        if booking is None:
-            return
-        if what == REACHES:
-            try:
-                booking.reaches(step, images)
-            except ProtocolError:
-                raise
-            except Exception as bug:
-                booking.failed = _failed(booking.route.name, bug)
-        elif what in (ANSWERED, GIVEN_UP):
-            del self._open[number]
-            booking.over(now, answered=what == ANSWERED)
-        else:
-            raise ProtocolError(f"an unknown booking action {what}")
-
-    def end(self) -> None:
-        """The front end is gone; its requests are cancelled by who has them."""
-        bookings, self._open = self._open, {}
-        now = monotonic()
-        for booking in bookings.values():
-            booking.over(now, answered=False)

@@ -1,7 +1,7 @@
 """Holds what `pipeline.toml` says, as plain data: models as steps, what goes from one to the next, and the
 answer.
 
-config/pipeline_toml.py reads it, and says what is wrong with it by itself; pipelines/picture_graph.py what is
+pipeline_toml.py reads it, and says what is wrong with it by itself; pipelines/picture_graph.py what is
 wrong with it beside its models.
 """
 
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from carpool.config.model import ModelConfig
 
 MOST_STEPS = 8
 MOST_CROPS = 100
@@ -83,6 +86,12 @@ class PipelineSettings:
         """Returns where the model of a step is named."""
         step = self.steps[number]
         return f"{self.file}:{step.line}: step {step.name}.model"
+
+
+def pipeline_settings(config: ModelConfig) -> PipelineSettings | None:
+    """Returns a model's; None: it is no pipeline."""
+    settings = config.extra.get("pipelines")
+    return settings if isinstance(settings, PipelineSettings) else None
 
 
 def read_document(document: Mapping[str, Any]) -> PipelineSettings:
