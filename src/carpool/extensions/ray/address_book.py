@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from carpool.deploy_files.balancer_config import Address
+from carpool.extensions.deploy.balancer_config import Address
 
 BEAT_S, LEASE_S = 1.0, 5.0
 

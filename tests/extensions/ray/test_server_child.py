@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.ray_cluster.leash import start_on_leash
-from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerChild
+from carpool.extensions.ray.leash import start_on_leash
+from carpool.extensions.ray.server_child import LoadReports, ReplicaFailed, ServerChild
 from live.server import is_alive
 from waiting import until
 
@@ -76,11 +76,11 @@ def test_one_that_does_not_want_to_stop_is_ended() -> None:
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
-    source = Path(__file__).parents[2] / "src"
+    source = Path(__file__).parents[3] / "src"
     script = f"""
     import signal, subprocess, sys
     sys.path.insert(0, {str(source)!r})
-    from carpool.ray_cluster.leash import start_on_leash
+    from carpool.extensions.ray.leash import start_on_leash
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     print(start_on_leash(command, {{}}, subprocess.DEVNULL).pid, flush=True)
     signal.pause()

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from carpool.deploy_files.balancer_config import Address
-from carpool.deploy_files.haproxy_runtime import PoolConfig, RuntimeConfig, runtime_config
 from carpool.errors import CarpoolError
-from carpool.ray_cluster.leash import start_on_leash
+from carpool.extensions.deploy.balancer_config import Address
+from carpool.extensions.deploy.haproxy_runtime import PoolConfig, RuntimeConfig, runtime_config
+from carpool.extensions.ray.leash import start_on_leash
 
 _PATIENCE_S = 5.0
 _LONGEST_ANSWER = 4 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.ray_cluster.address_book import BEAT_S, LEASE_S, AddressBook, Page, Place, merged
+from carpool.extensions.ray.address_book import BEAT_S, LEASE_S, AddressBook, Page, Place, merged
 
 A, B = Place("10.0.0.1", 31000), Place("10.0.0.2", 31000, 31001)
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carpool.errors import CarpoolError
-from carpool.ray_cluster.address_book import Place
-from carpool.ray_cluster.leash import start_on_leash
-from carpool.ray_cluster.serve_metrics import COUNTED, GAUGED, Sample
+from carpool.extensions.ray.address_book import Place
+from carpool.extensions.ray.leash import start_on_leash
+from carpool.extensions.ray.serve_metrics import COUNTED, GAUGED, Sample
 
 _SAID_LINES = 30
 _LONGEST_LINE = 8192

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import carpool
-from carpool.cli.main import app
 from carpool.engine.profile.model_profile import StartTimes
-from carpool.ray_cluster.fleet_settings import FleetSettings
-from deploy_files.manifests import DEPLOY, documents, problems
+from carpool.extensions.ray.fleet_settings import FleetSettings
+from cli_run import run_cli
+from extensions.deploy.manifests import DEPLOY, documents, problems
 
 ASKED = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8"]
 COMPONENT = DEPLOY / "kubernetes" / "components" / "rayservice" / "rayservice.yaml"
@@ -28,7 +27,7 @@ def applications(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_configuration_has_arguments_that_can_be_read() -> None:
-    printed = CliRunner().invoke(app, [*ASKED, "--dry-run"])
+    printed = run_cli([*ASKED, "--dry-run"])
     assert printed.exit_code == 0, printed.output
     assert yaml.safe_load(printed.stdout)["proxy_location"] == "Disabled"
     (one,) = applications(printed.stdout)
@@ -51,7 +50,7 @@ def test_new_replicas_take_as_long_as_the_slowest_start_here(
 
     def cold_start(*words: str) -> float:
         asked = ["deploy", "ray", *words, "--slo-ms", "50", "--replicas", "2,8", "--dry-run"]
-        printed = CliRunner().invoke(app, asked)
+        printed = run_cli(asked)
         assert printed.exit_code == 0, printed.output
         return FleetSettings.read(applications(printed.stdout)[0]["args"]).cold_start_s
 
@@ -79,7 +78,7 @@ def changed(document: Any, patch: list[dict[str, Any]]) -> Any:
 def test_the_overlay_fits_its_component(tmp_path: Path) -> None:
     folder = tmp_path / "overlay"
     more = ["--gpus", "1", "--fleet", "My_fleet", "--image", "registry/x:1", "--output", str(folder)]
-    written = CliRunner().invoke(app, [*ASKED, *more])
+    written = run_cli([*ASKED, *more])
     assert written.exit_code == 0, written.output
     named = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert all((folder / part / "kustomization.yaml").is_file() for part in named["components"])
@@ -120,12 +119,12 @@ def test_without_a_file_it_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake, "deploy_settings", deploy, raising=False)
     monkeypatch.setitem(sys.modules, "carpool.ray", fake)
     monkeypatch.setattr(carpool, "ray", fake, raising=False)
-    told = CliRunner().invoke(app, ASKED)
+    told = run_cli(ASKED)
     assert told.exit_code == 0, told.output
     assert "carpool serves at http://10.0.0.1:8000, with 2 to 8 replicas." in told.stdout
     assert deployed[0].replicas == (2, 8)
     monkeypatch.setitem(sys.modules, "carpool.ray", None)
-    assert CliRunner().invoke(app, ASKED).exit_code == 2
+    assert run_cli(ASKED).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -139,5 +138,5 @@ def test_without_a_file_it_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be(wrong: list[str]) -> None:
-    told = CliRunner().invoke(app, wrong)
+    told = run_cli(wrong)
     assert told.exit_code == 2, told.output

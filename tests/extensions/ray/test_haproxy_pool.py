@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.deploy_files.balancer_config import Address, deploy_folder
-from carpool.deploy_files.haproxy_runtime import PoolConfig, runtime_config
-from carpool.ray_cluster.haproxy_pool import BalancerError, HaproxyProcess, RuntimeSocket, ServerPool
+from carpool.extensions.deploy.balancer_config import Address, deploy_folder
+from carpool.extensions.deploy.haproxy_runtime import PoolConfig, runtime_config
+from carpool.extensions.ray.haproxy_pool import BalancerError, HaproxyProcess, RuntimeSocket, ServerPool
 from conformance.fleet_engines import VARIABLE, binary
 
 A, B = Address("10.0.0.1", 31000), Address("fd00::7", 31001)

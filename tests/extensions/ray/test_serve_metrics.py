@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.ray_cluster.serve_metrics import ServeMetrics
-from carpool.ray_cluster.server_child import LoadReports
+from carpool.extensions.ray.serve_metrics import ServeMetrics
+from carpool.extensions.ray.server_child import LoadReports
 
 
 class Metric:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from carpool.deploy_files.kubernetes_overlay import Deployment
+from carpool.extensions.deploy.kubernetes_overlay import Deployment
 
 COMPONENT = "rayservice"
 _WORKERS = "/spec/rayClusterConfig/workerGroupSpecs/0"

@@ -30,14 +30,14 @@ from starlette.responses import Response
 
 from carpool.client.async_client import AsyncClient
 from carpool.client.questions import Question
-from carpool.deploy_files.balancer_config import Address
 from carpool.errors import ConfigError, InvalidInput, Unsupported
-from carpool.ray_cluster.address_book import BEAT_S, AddressBook, Page, Place, merged
-from carpool.ray_cluster.fleet_settings import FleetSettings
-from carpool.ray_cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
-from carpool.ray_cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
-from carpool.ray_cluster.serve_metrics import ServeMetrics
-from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerChild
+from carpool.extensions.deploy.balancer_config import Address
+from carpool.extensions.ray.address_book import BEAT_S, AddressBook, Page, Place, merged
+from carpool.extensions.ray.fleet_settings import FleetSettings
+from carpool.extensions.ray.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
+from carpool.extensions.ray.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
+from carpool.extensions.ray.serve_metrics import ServeMetrics
+from carpool.extensions.ray.server_child import LoadReports, ReplicaFailed, ServerChild
 from carpool.types import Array
 from carpool.vision.python_pictures import Answer, Picture
 

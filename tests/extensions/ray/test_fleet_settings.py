@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.ray_cluster.fleet_settings import FleetSettings
+from carpool.extensions.ray.fleet_settings import FleetSettings
 
 
 def read(**given: Any) -> FleetSettings:

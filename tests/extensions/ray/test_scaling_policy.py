@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.ray_cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, FleetPolicy
+from carpool.extensions.ray.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, FleetPolicy
 
 
 class Fleet:
