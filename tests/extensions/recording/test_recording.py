@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -20,9 +20,10 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
+from carpool.extensions import started
+from carpool.extensions.recording import front as recording
+from carpool.extensions.recording.front import Recorder, RecordingDoor, claim, front
 from carpool.link.door import Ask, Sender
-from carpool.process import recording
-from carpool.process.recording import Recorder, Recording, RecordingDoor, claim
 from carpool.sim.arrivals import Recording as Trace
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead
@@ -206,25 +207,19 @@ def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor)
     assert found == expected + [(at, "cats", 2, "x") for at in (3.0, 4.0, 5.0)]
 
 
-def test_without_a_file_nothing_stands_between_the_front_end_and_its_door(door: FakeDoor) -> None:
-    none = Recording(ServerSettings(), 0.0)
-    assert none.door(door) is door
-    asyncio.run(none.close())
-
-
 def test_the_end_of_a_front_end_writes_the_last_arrivals(tmp_path: Path, door: FakeDoor) -> None:
-    class FrontEnd:
-        async def stop(self, within_s: float) -> int:
-            await asyncio.sleep(0)
-            noting.turned_away(noting.catalog.newest["cats"], Refused("draining"), 7.0)
-            return 3
-
-        async def help(self, other: int, sockets: object) -> None:
-            """Does nothing: no other front end is here."""
-
     file = tmp_path / "arrivals.jsonl"
     settings = ServerSettings(record=str(file), record_limit_mb=1.0)
-    some = Recording(settings, began=5.0)
-    noting = some.door(door)
-    assert asyncio.run(some.frontend(FrontEnd()).stop(1.0)) == 3
+    server: Any = SimpleNamespace(settings=settings, began=5.0)
+    part = front(server)
+    assert part.door is not None
+    assert part.close is not None
+    noting = part.door(door)
+    noting.turned_away(noting.catalog.newest["cats"], Refused("draining"), 7.0)
+    part.close()
     assert lines(file) == [{"time": 2.0, "model": "cats", "images": 1}]
+
+
+def test_only_a_file_starts_it() -> None:
+    assert [one.name for one in started(ServerSettings(record="arrivals.jsonl"))] == ["recording"]
+    assert started(ServerSettings()) == ()

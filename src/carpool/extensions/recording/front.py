@@ -6,15 +6,14 @@ sees it, since without that an overload would look harmless when it is replayed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
-import socket
 import stat
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,9 +21,9 @@ import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
+from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry, PipelineBooking
 from carpool.observe.logs import logger
-from carpool.process.children import Frontend
 
 _FLUSH_S = 1.0
 _LONGEST_LINE = 1 << 16
@@ -36,6 +35,11 @@ _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 _FOR_WANT_OF_ROOM = (Refused, Unavailable, DeadlineExceeded)
 
 _log = logger("record")
+
+
+def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
+    """Returns the settings with the whole path of a file that can be recorded to."""
+    return replace(settings, record=str(claim(settings.record))), ""
 
 
 def claim(file: str) -> Path:
@@ -212,38 +216,8 @@ class RecordingDoor:
         return self._door.infer(ask, hears)
 
 
-class Recording:
-    """Makes, with `--record`, a recording of a front end's door and its end; without it, both stay as they
-    are."""
-
-    def __init__(self, settings: ServerSettings, began: float) -> None:
-        self._recorder: Recorder | None = None
-        if settings.record:
-            limit = int(settings.record_limit_mb * 1e6)
-            self._recorder = Recorder(Path(settings.record), began, limit)
-
-    def door(self, door: Door) -> Door:
-        return door if self._recorder is None else RecordingDoor(door, self._recorder)
-
-    def frontend(self, frontend: Frontend) -> Frontend:
-        return frontend if self._recorder is None else _RecordedFrontend(frontend, self)
-
-    async def close(self) -> None:
-        """Write the last arrivals: nobody can come any more."""
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close)
-
-
-class _RecordedFrontend:
-    def __init__(self, frontend: Frontend, recording: Recording) -> None:
-        self._frontend = frontend
-        self._recording = recording
-
-    async def help(self, other: int, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
-        await self._frontend.help(other, sockets)
-
-    async def stop(self, within_s: float) -> int:
-        try:
-            return await self._frontend.stop(within_s)
-        finally:
-            await self._recording.close()
+def front(server: FrontServer) -> FrontPart:
+    """Returns what records in a front end. Nobody can come any more when the part is closed."""
+    settings = server.settings
+    recorder = Recorder(Path(settings.record), server.began, int(settings.record_limit_mb * 1e6))
+    return FrontPart(door=lambda door: RecordingDoor(door, recorder), close=recorder.close)

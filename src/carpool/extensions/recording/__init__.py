@@ -1,0 +1,1 @@
+"""Writes when requests arrive to a file, so that `carpool simulate` can replay them."""
