@@ -51,8 +51,8 @@ class RegistryVerb:
 
     def run(self) -> int:
         """`status` exits with 1 when what was fetched is not what the address means now."""
-        from carpool.config.registry_settings import is_address
         from carpool.config.server import server_settings
+        from carpool.extensions.registry.settings import is_address
         from carpool.registry.followed_model import Registries
 
         settings, _ = server_settings({"registry": self.registry})

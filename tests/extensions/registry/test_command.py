@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
+from cli_run import CliResult, run_cli
 from registry.stand_in import StandIn, standing_in
 
 CHAMPION = "models:/detector@champion"
@@ -26,8 +25,8 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]
         yield found
 
 
-def registry(*arguments: object) -> Result:
-    done = CliRunner().invoke(app, ["registry", *map(str, arguments)])
+def registry(*arguments: object) -> CliResult:
+    done = run_cli(["registry", *map(str, arguments)])
     assert "s3cret" not in done.output
     return done
 

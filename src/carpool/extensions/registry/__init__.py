@@ -1,0 +1,1 @@
+"""Serves the versions that a model registry names, and follows its aliases."""
