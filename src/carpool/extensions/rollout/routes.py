@@ -9,12 +9,12 @@ from typing import Any
 
 from carpool.config.rules import nearest, shown
 from carpool.errors import CarpoolError, InvalidInput
+from carpool.extensions.rollout.counted import FEEDBACK
 from carpool.frontend.access.keys import told
 from carpool.frontend.http.exchange import Collect, Exchange, answer_error
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import read_query
-from carpool.frontend.http.small_routes import with_json
-from carpool.observe.columns import VERDICT_WORDS
+from carpool.frontend.http.small_routes import ASKED_S, per_request, with_json
 from carpool.vision.heads import sniff
 
 _TO_ACT = ("action", "version", "reason", "plan")
@@ -23,11 +23,11 @@ _LONGEST_ID = 128
 _PICTURE = b"content-type: %b\r\nx-content-type-options: nosniff\r\n"
 
 
-def status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+def _status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     service.answer_later(exchange, service.door.ask("rollout", {"model": variables["model"]}))
 
 
-def act(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
+def _act(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def received(asked: dict[str, Any]) -> None:
         _check_names(asked, _TO_ACT)
         if "action" not in asked:
@@ -38,7 +38,7 @@ def act(service: HttpService, exchange: Exchange, variables: Variables) -> Colle
     return with_json(exchange, received)
 
 
-def disagreements(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+def _disagreements(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """Lists the worst first, `limit` of those above the number `after`."""
     query = read_query(exchange.head.query)
     _check_names(query, ("after", "limit"))
@@ -47,7 +47,7 @@ def disagreements(service: HttpService, exchange: Exchange, variables: Variables
     service.answer_later(exchange, service.door.ask("rollout-disagreements", question))
 
 
-def picture(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+def _picture(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """Answers with one of them, as it came."""
     question = {"model": variables["model"], "number": _number(variables["number"], "number")}
 
@@ -62,7 +62,7 @@ def picture(service: HttpService, exchange: Exchange, variables: Variables) -> N
     service.later(answer())
 
 
-def feedback(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
+def _feedback(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def received(asked: dict[str, Any]) -> None:
         _check_names(asked, _TO_COMPLAIN)
         identity, verdict = asked.get("id"), asked.get("verdict")
@@ -72,8 +72,8 @@ def feedback(service: HttpService, exchange: Exchange, variables: Variables) -> 
             or not identity.isprintable()
         ):
             raise InvalidInput(f"id must be a text of 1 to {_LONGEST_ID} characters", field="id")
-        if verdict not in VERDICT_WORDS:
-            hint = nearest(str(verdict), VERDICT_WORDS)
+        if verdict not in FEEDBACK:
+            hint = nearest(str(verdict), FEEDBACK)
             raise InvalidInput(f"verdict cannot be {shown(str(verdict))}; {hint}", field="verdict")
         question = {"model": variables["model"], "id": identity, "verdict": verdict}
         service.answer_later(exchange, service.door.ask("feedback", question))
@@ -99,3 +99,10 @@ def _check_names(given: Mapping[str, Any], known: Collection[str]) -> None:
     for name in given:
         if name not in known:
             raise InvalidInput(f"unknown field {shown(name)}; {nearest(name, known)}", field=name[:64])
+
+
+start_status = per_request(_status, ASKED_S)
+start_act = per_request(_act)
+start_disagreements = per_request(_disagreements, ASKED_S)
+start_picture = per_request(_picture, ASKED_S)
+start_feedback = per_request(_feedback)

@@ -7,19 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
+from cli_run import CliResult, run_cli
 from rollout.staged import staged
 
 HELD = "shadow = 0\ncanary = [0.1, 0.5]\ncanary_h = 48\n"
 
 
-def rollout(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["rollout", *arguments])
+def rollout(*arguments: str) -> CliResult:
+    return run_cli(["rollout", *arguments])
 
 
-def words(result: Result) -> str:
+def words(result: CliResult) -> str:
     assert result.exit_code == 0, result.stderr
     return " ".join(result.stdout.split())
 

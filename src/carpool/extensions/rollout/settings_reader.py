@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from carpool.config import rules
-from carpool.config.rollout_settings import CompareSettings, GuardSettings, KeepSettings, RolloutSettings
+from carpool.config.model import LatestVersions, ModelConfig
+from carpool.config.settings_part import SettingsPart
 from carpool.config.table import TomlTable
 from carpool.config.toml_text import parse_toml
+from carpool.errors import ConfigError
+from carpool.extensions.rollout.settings import GuardSettings, KeepSettings, RolloutSettings
+from carpool.vision.compare_settings import CompareSettings
 
 ROLLOUT_TOML = "rollout.toml"
 NEWEST = "newest"
@@ -21,10 +25,8 @@ _MOST_STEPS = 16
 _HEADER = re.compile(r"header:([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64})")
 
 
-def read_rollout(table: TomlTable | None) -> RolloutSettings | None:
+def _read_table(table: TomlTable) -> RolloutSettings:
     """Raises `ConfigError` that names the key."""
-    if table is None:
-        return None
     said: dict[str, Any] = {
         "shadow": table.number("shadow", 0, 1),
         "canary": _steps(table),
@@ -33,7 +35,7 @@ def read_rollout(table: TomlTable | None) -> RolloutSettings | None:
         "sticky": _sticky(table),
         "promote": table.text("promote", ("proven", "by-hand")),
         "fallback": table.switch("fallback"),
-        "evaluate": _inside(table, "evaluate"),
+        "evaluate": table.inside("evaluate") if table.data.get("evaluate") != "" else None,
         "tolerate": table.number("tolerate", 0, 1),
         "candidate": _candidate(table),
         "guards": _guards(table.table("guards")),
@@ -43,16 +45,13 @@ def read_rollout(table: TomlTable | None) -> RolloutSettings | None:
     return replace(RolloutSettings(), **_given(said))
 
 
-def read_rollout_toml(folder: Path) -> RolloutSettings | None:
-    """Reads the file beside a config.pbtxt, if there is one. Its keys are those of [rollout], with or without
-    that line above them."""
-    path = folder / ROLLOUT_TOML
-    if not path.exists():
-        return None
+def read_rollout_toml(path: Path) -> RolloutSettings:
+    """Reads the file beside a config.pbtxt. Its keys are those of [rollout], with or without that line above
+    them."""
     data: Any = parse_toml(rules.read_settings(path), str(path))
     if data.keys() == {"rollout"}:
         data = data["rollout"]
-    return read_rollout(TomlTable.checked(str(path), "", "rollout", data))
+    return _read_table(TomlTable.checked(str(path), "", "rollout", data))
 
 
 def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
@@ -61,9 +60,7 @@ def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
     guards = given.get("guards")
     if isinstance(guards, dict):
         given["guards"] = {key: False if value is None else value for key, value in guards.items()}
-    plan = read_rollout(TomlTable.checked(where, "", "rollout", given))
-    assert plan is not None
-    return plan
+    return _read_table(TomlTable.checked(where, "", "rollout", given))
 
 
 def as_document(plan: RolloutSettings) -> dict[str, Any]:
@@ -112,11 +109,6 @@ def _sticky(table: TomlTable) -> str | None:
     raise table.error("sticky", f"cannot be {rules.shown(text)}; {hint}")
 
 
-def _inside(table: TomlTable, key: str) -> str | None:
-    name = table.text(key)
-    return None if not name else rules.check_inside(name, table.where(key))
-
-
 def _limit(table: TomlTable, key: str, low: float, high: float) -> float | None:
     """A number, or false for none; `low` itself is left out."""
     if table.data.get(key) is False:
@@ -160,3 +152,43 @@ def _keep(table: TomlTable | None) -> KeepSettings | None:
         "mb": table.number("mb", 1, 1e6),
     }
     return replace(KeepSettings(), **_given(said))
+
+
+def _read(top: TomlTable) -> RolloutSettings | None:
+    table = top.table("rollout")
+    if table is None:
+        return None
+    settings = _read_table(table)
+    if top.has("versions"):
+        raise top.error("versions", "does not go with [rollout], which chooses the versions itself")
+    return settings
+
+
+def _read_beside(path: Path, config: ModelConfig) -> RolloutSettings:
+    settings = read_rollout_toml(path)
+    if config.needs:
+        raise ConfigError(
+            f"{path}: does not go with ensemble_scheduling, whose versions have the same"
+            " steps: roll out the models that are its steps"
+        )
+    if config.versions != LatestVersions():
+        pbtxt = path.with_name("config.pbtxt")
+        raise ConfigError(f"{pbtxt}: version_policy does not go with {ROLLOUT_TOML}, which chooses versions")
+    return settings
+
+
+PART = SettingsPart(
+    kind=RolloutSettings,
+    tables={
+        "rollout": (
+            *("candidate", "shadow", "canary", "shadow_h", "canary_h", "standby_h", "least", "sticky"),
+            *("promote", "fallback", "evaluate", "tolerate", "guards", "compare", "keep"),
+        ),
+        "rollout.guards": tuple(each.name for each in fields(GuardSettings)),
+        "rollout.compare": tuple(each.name for each in fields(CompareSettings)),
+        "rollout.keep": tuple(each.name for each in fields(KeepSettings)),
+    },
+    read=_read,
+    beside=_read_beside,
+    reloads=False,
+)

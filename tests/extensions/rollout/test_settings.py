@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from carpool.config.repository import read_model
-from carpool.config.rollout_settings import GuardSettings, RolloutSettings
-from carpool.config.rollout_table import as_document, plan_of, read_rollout_toml
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
+from carpool.extensions.rollout.settings import GuardSettings, RolloutSettings, rollout_settings
+from carpool.extensions.rollout.settings_reader import as_document, plan_of, read_rollout_toml
 
 WHOLE = """
 [rollout]
@@ -33,13 +33,13 @@ keep = { folder = "/tmp/kept", pictures = 10, mb = 5 }
 
 
 def read(text: str) -> RolloutSettings:
-    rollout = toml_config(text, Path("models/m/model.toml")).rollout
+    rollout = rollout_settings(toml_config(text, Path("models/m/model.toml")))
     assert rollout is not None
     return rollout
 
 
 def test_without_the_table_there_is_none() -> None:
-    assert toml_config("slo_ms = 50", Path("models/m/model.toml")).rollout is None
+    assert toml_config("slo_ms = 50", Path("models/m/model.toml")).extra == {}
 
 
 def test_defaults() -> None:
@@ -111,14 +111,10 @@ def test_beside_a_config_pbtxt(tmp_path: Path, head: str) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text('backend: "fake"')
     (folder / "rollout.toml").write_text(f"{head}canary = [0.2]")
-    assert read_rollout_toml(folder) == RolloutSettings(canary=(0.2,))
+    assert read_rollout_toml(folder / "rollout.toml") == RolloutSettings(canary=(0.2,))
     (folder / "rollout.toml").write_text(f"{head}canary = [2]")
     with pytest.raises(ConfigError, match=r"rollout.toml: canary"):
-        read_rollout_toml(folder)
-
-
-def test_nothing_beside_it_is_no_rollout(tmp_path: Path) -> None:
-    assert read_rollout_toml(tmp_path) is None
+        read_rollout_toml(folder / "rollout.toml")
 
 
 def test_a_version_policy_contradicts_rollout_toml(tmp_path: Path) -> None:

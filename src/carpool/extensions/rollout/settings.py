@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from carpool.vision.compare_settings import CompareSettings
+
+if TYPE_CHECKING:
+    from carpool.config.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +24,6 @@ class GuardSettings:
     memory_gb: float | None = None  # that loading the candidate may take
     confidence: float = 0.99
     on_breach: str = "rollback"  # or "pause"
-
-
-@dataclass(frozen=True, slots=True)
-class CompareSettings:
-    """Decides when two answers to one picture differ: what counts, and how alike is alike enough."""
-
-    score: float = 0.5
-    iou: float = 0.5
-    mask_iou: float = 0.8
-    cosine: float = 0.98
-    top_k: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +56,9 @@ class RolloutSettings:
     @property
     def shadows(self) -> bool:
         return self.shadow > 0.0 and self.shadow_h > 0.0
+
+
+def rollout_settings(config: ModelConfig) -> RolloutSettings | None:
+    """Returns a model's; None: its versions take over at once."""
+    settings = config.extra.get("rollout")
+    return settings if isinstance(settings, RolloutSettings) else None
