@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.job import INFINITY, Job
-from carpool.core.sequences import Bounds, Sequences, SequenceStep, Turn, Why
+from carpool.extensions.sequences.law import Bounds, Sequences, SequenceStep, Turn, Why
 from later import many
 
 

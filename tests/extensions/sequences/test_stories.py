@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from carpool.config.sequence_settings import DIRECT, OLDEST, SequenceSettings
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job
 from carpool.core.objectives import Knobs
-from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
-from carpool.core.sequences import Bounds, Dropped, Sequences, SequenceStep, Why
+from carpool.extensions.sequences.law import Bounds, Dropped, Sequences, SequenceStep, Why
+from carpool.extensions.sequences.pinned import pin
+from carpool.extensions.sequences.settings import DIRECT, OLDEST, SequenceSettings
 
 IDLE = 5.0
 CURVE = BatchCurve.parse("4+1", 4)

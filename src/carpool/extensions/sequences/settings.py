@@ -1,6 +1,6 @@
 """What is said of a model whose requests belong together in sequences, and what follows from that.
 
-Both model.toml and config.pbtxt say it: see toml.py and triton_sequences.py.
+Both model.toml and config.pbtxt say it: see settings_reader.py and triton.py.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 from carpool.core.objectives import Knobs
 from carpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from carpool.config.model import ModelConfig
 
 OLDEST, DIRECT = STRATEGIES = ("oldest", "direct")
 START, END, READY, CORRID = CONTROL_KINDS = ("start", "end", "ready", "corrid")
@@ -106,6 +110,12 @@ class SequenceSettings:
             if not least <= name < beyond:
                 return f"the model takes sequence_id as {control.datatype}, which cannot hold {name}"
         return ""
+
+
+def sequence_settings(config: ModelConfig) -> SequenceSettings | None:
+    """Returns a model's; None: each of its requests stands alone."""
+    settings = config.extra.get("sequences")
+    return settings if isinstance(settings, SequenceSettings) else None
 
 
 def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str]) -> SequenceSettings:

@@ -10,9 +10,7 @@ from typing import Final, cast
 
 import orjson
 
-from carpool.config.sequence_settings import CORRID, SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
-from carpool.core.sequences import Bounds, SequenceId, Sequences, SequenceStep, Why
 from carpool.engine.run.batch import Done, InSequence, Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import (
@@ -24,10 +22,15 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
+from carpool.extensions.sequences.law import Bounds, SequenceId, Sequences, SequenceStep, Why
+from carpool.extensions.sequences.settings import CORRID, SequenceSettings
+from carpool.observe.columns import by_word
+from carpool.observe.counters import Row
 from carpool.observe.logs import logger
 
 log = logger("engine")
 
+_STATES = by_word("sequences", "states")
 _SHOWN = 128
 _IDS: Final = 2**64
 _CATCH_UP_S: Final = 0.02  # the gauges show within so much how many sequences there are
@@ -64,9 +67,14 @@ class SequenceRoute:
         driver: Driver,
         settings: SequenceSettings,
         loop: asyncio.AbstractEventLoop,
+        row: Row,
         slo: float = INFINITY,
     ) -> None:
         self._model = model
+        self._row = row
+        self.why_no_background = (
+            "no background work runs on it, since that would change the states of its sequences"
+        )
         self._driver = driver
         self._settings = settings
         self._idle = settings.idle
@@ -85,9 +93,24 @@ class SequenceRoute:
         self._lost: set[Work] = set()  # their instance is gone
         self._stopped: CarpoolError | None = None
         self._going = self._again = self._planned = False
-        self.shown = -1, -1  # live sequences and backlog in the gauges; negative before the first turn
+        self._shown = -1, -1  # live sequences and backlog in the gauges; negative before the first turn
         self._loop = loop
         self._emptied: asyncio.Event | None = None  # made by the first call of `drained` that has to wait
+
+    @property
+    def idle(self) -> bool:
+        """No sequence lives, whose state would be lost."""
+        return not self.law.live
+
+    def turned(self) -> int:
+        """Shows how many sequences there are; returns the requests that wait for their turn."""
+        law = self.law
+        counts = law.live, law.backlog
+        if counts != self._shown:
+            self._shown = counts
+            self._row.set(_STATES["live"], counts[0])
+            self._row.set(_STATES["backlog"], counts[1])
+        return law.waiting
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -197,7 +220,7 @@ class SequenceRoute:
                     # Who is refused there comes back here, through `_done`.
                     self._driver.submit(cast(Sequence[Work], turn.passed))
             self._reminder.set(turn.look_again, now)
-            if (self.law.live, self.law.backlog) != self.shown:  # the gauges follow the driver's turns
+            if (self.law.live, self.law.backlog) != self._shown:  # the gauges follow the driver's turns
                 self._driver.plan_turn()
         finally:
             self._going = False
@@ -253,7 +276,7 @@ class SequenceRoute:
         if news:
             self._plan()
         else:  # its sequence may be quiet from now on
-            shown = self.law.live == self.shown[0]
+            shown = self.law.live == self._shown[0]
             at = now + (self._idle if shown else _CATCH_UP_S)
             if at < self._reminder.at:
                 self._reminder.set(at, now)

@@ -11,7 +11,8 @@ import numpy as np
 from carpool.backends.backend import AnswersEach, Around, Backend, RunsAnywhere, SequenceRow
 from carpool.config.model import ModelConfig
 from carpool.config.rules import read_bytes
-from carpool.config.sequence_settings import (
+from carpool.errors import CarpoolError, ConfigError, ModelError, without_stack
+from carpool.extensions.sequences.settings import (
     CORRID,
     DIRECT,
     END,
@@ -21,8 +22,8 @@ from carpool.config.sequence_settings import (
     ControlInput,
     SequenceSettings,
     StateTensor,
+    sequence_settings,
 )
-from carpool.errors import CarpoolError, ConfigError, ModelError, without_stack
 from carpool.types import DATATYPES, Array
 
 _LARGEST_STATE = 1 << 30
@@ -41,9 +42,12 @@ class _Alone:
 _ALONE: SequenceRow = _Alone()
 
 
-def sequenced(backend: Backend, config: ModelConfig, settings: SequenceSettings) -> Backend:
+def wrap(backend: Backend, config: ModelConfig) -> Backend:
     """Returns the same instance for requests of sequences: row by row only where the model sees requests, or
     where states of different shapes do not stack."""
+    settings = sequence_settings(config)
+    if settings is None:
+        return backend
     if isinstance(backend, AnswersEach) or any(-1 in state.dims for state in settings.states):
         return Sequenced(backend, config, settings)
     return SequencedRows(backend, config, settings)

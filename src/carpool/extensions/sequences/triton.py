@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from carpool.config import rules
-from carpool.config.sequence_settings import (
+from carpool.config.model import Mode, ModelConfig, eager_policy
+from carpool.core.objectives import Knobs, Promise
+from carpool.extensions.sequences.settings import (
     CORRID,
     DEFAULT_IDLE_S,
     DIRECT,
@@ -16,8 +19,8 @@ from carpool.config.sequence_settings import (
     SequenceSettings,
     StateTensor,
     check_sequences,
+    sequence_settings,
 )
-from carpool.core.objectives import Knobs, Promise
 from carpool.types import DATATYPES
 
 if TYPE_CHECKING:
@@ -116,7 +119,27 @@ def _datatype(message: Any) -> str:
     return found if found in DATATYPES else ""
 
 
+def with_policy(source: TextSource, config: ModelConfig) -> ModelConfig:
+    """Returns the settings with how the oldest of several sequences' requests make up batches."""
+    oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
+    if any(size < 1 for size in oldest.preferred_batch_size):
+        raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")
+    knobs = replace(
+        eager_policy(),
+        preferred=tuple(sorted(set(oldest.preferred_batch_size))),
+        max_delay=oldest.max_queue_delay_microseconds / 1e6,
+        preserve_ordering=oldest.preserve_ordering,
+    )
+    mode = Mode.EAGER if knobs == eager_policy() else Mode.KNOBS
+    return replace(config, mode=mode, policy=knobs)
+
+
 # ---- and back ----------------------------------------------------------------------------------------------
+
+
+def as_document(config: ModelConfig) -> dict[str, object]:
+    settings = sequence_settings(config)
+    return {} if settings is None else {_AT: sequences_document(settings, config.policy)}
 
 
 def sequences_document(settings: SequenceSettings, policy: Knobs | Promise) -> dict[str, object]:

@@ -22,7 +22,7 @@ from carpool.observe import columns
 from engine.repositories import python
 from waiting import until_in_loop as until
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SEQUENCES = """
 [sequences]
 {more}
@@ -200,7 +200,7 @@ def test_gauges_say_what_is_left_when_nothing_follows(tmp_path: Path) -> None:
         row = engine.find("sums").counters.row
 
         async def until_there(live: int, backlog: int) -> None:
-            cells = [columns.SEQUENCES[name] for name in ("live", "backlog")]
+            cells = [columns.by_word("sequences", "states")[name] for name in ("live", "backlog")]
             await until(lambda: [row._cells[cell] for cell in cells] == [live, backlog])
 
         await ask(engine, 1, 1, "s")

@@ -11,9 +11,9 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.objectives import Knobs, Promise
-from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
-from carpool.core.sequences import LiveSequence, SequenceShare, SequenceStep
+from carpool.extensions.sequences.law import LiveSequence, SequenceShare, SequenceStep
+from carpool.extensions.sequences.pinned import pin
 from later import many
 
 MAX_BATCH = 4

@@ -15,7 +15,7 @@ from carpool.core.knobs import KnobsPolicy
 from carpool.core.objectives import Knobs
 from carpool.core.queue import Lane, Lanes
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.sequences import SequenceStep
+from carpool.extensions.sequences.law import SequenceStep
 
 
 class PinnedLanes(Lanes):

@@ -1,0 +1,1 @@
+"""Sends requests that belong together to one instance, in their order, with the state of their sequence."""
