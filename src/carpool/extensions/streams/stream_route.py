@@ -1,4 +1,4 @@
-"""The route of a decoupled model: clients share its places (core/stream_places.py)."""
+"""The route of a decoupled model: clients share its places (places.py)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import cast
 
 from carpool.core.job import INFINITY
 from carpool.core.refusal_words import replaced
-from carpool.core.stream_places import StreamPlaces
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import Cancelled, CarpoolError, Unavailable
+from carpool.extensions.streams.places import StreamPlaces
 
 
 class StreamRoute:
@@ -32,6 +32,17 @@ class StreamRoute:
         self._planned = False
         self._places = places
         self.ready = driver.ready
+        self.why_no_background = ""
+        self.idle = True  # a request waits here only while others run
+
+    def turned(self) -> int:
+        """Returns the requests that wait for a place."""
+        return self.law.held
+
+    def placed(self, instance: int) -> None:
+        """Which instance a request gets is the driver's affair."""
+
+    lost = placed
 
     def submit(self, works: Sequence[Work]) -> None:
         unpaid: list[Work] = []
@@ -61,8 +72,8 @@ class StreamRoute:
         else:
             self._driver.cancel(work)
 
-    def stop(self, error: CarpoolError) -> None:
-        """All who wait here are told."""
+    def stop(self, error: CarpoolError, *, until_placed: bool = False) -> None:
+        """All who wait here are told. The driver says no to those who come."""
         for job in self.law.everybody_held():
             self._done(cast(Work, job), Outcome(error=error))
 

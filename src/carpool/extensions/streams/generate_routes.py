@@ -14,29 +14,38 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, ModelError
-from carpool.frontend.calls.packing import AT_ONCE, prepare
-from carpool.frontend.calls.placement import OVER
+from carpool.frontend.calls.packing import AT_ONCE, packed
+from carpool.frontend.calls.request import OVER, Request
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over, status_of
-from carpool.frontend.http.http_service import HttpService, Starter
+from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.long_answer import LongBody
 from carpool.frontend.http.parsing import HttpHead
-from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
+from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor
 from carpool.vision.picture_answers import Options
-from carpool.wire.head import RequestHead, check_cost, load_object, read_object
+from carpool.vision.tasks.written import TEXT_TASKS
+from carpool.wire.head import (
+    Buffer,
+    RequestHead,
+    check_cost,
+    cut_long,
+    load_object,
+    parse_document,
+    read_object,
+)
+from carpool.wire.long_json import LongNumbers
 from carpool.wire.slices import SlicedJson, Values, is_long
-from carpool.wire.v2 import Placed
+from carpool.wire.v2 import check_head
 
 _EXACTLY_ONE = (
     "generate expects model to produce exactly 1 response, "
@@ -46,11 +55,11 @@ _KINDS = {Datatype.BYTES: (str, "string"), Datatype.BOOL: (bool, "boolean")}
 _JSON = b"Content-Type: application/json\r\n"
 
 
-def start_generate(*, streams: bool) -> Starter:
-    def start(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
-        return GenerateRoute(service, head, variables["model"], variables.get("version", ""), streams).begin
+def _start(streams: bool, service: HttpService, head: HttpHead, variables: Variables) -> Start:
+    return GenerateRoute(service, head, variables["model"], variables.get("version", ""), streams).begin
 
-    return start
+
+start_generate, start_stream = partial(_start, False), partial(_start, True)
 
 
 class GenerateRoute(InferRoute):
@@ -60,14 +69,14 @@ class GenerateRoute(InferRoute):
         self._head = head
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
-        if task_of(target.entry) in TEXT_TASKS:
+        if task_of(target.lane.entry) in TEXT_TASKS:
             return Collect(self.service.max_body_bytes, partial(self._either, exchange, target))
         most = target.largest.gathered()
         target.largest.check(exchange.head.content_length or 0, most)
         return Collect(most, GenerateCall(self, exchange, target).collected)
 
     def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
-        return partial(self.service.long_json.read, check_object, body)
+        return partial(check_object, body)
 
     def _either(self, exchange: Exchange, target: InferTarget, body: bytes | bytearray, at: float) -> None:
         """Takes a picture, or what the model makes of one."""
@@ -77,9 +86,9 @@ class GenerateRoute(InferRoute):
                 target.largest.check(len(body), target.largest.gathered())
                 GenerateCall(self, exchange, target).collected(body, at)
             else:
-                PictureRoute(self, self._head, target.entry, sent).take(exchange, at)
+                PictureRoute(self, self._head, target.lane.entry, sent).take(exchange, at)
 
-        read_aside(self.service, exchange, body, read_picture, go_on, target.entry.signature)
+        read_aside(self.service, exchange, body, read_picture, go_on, target.lane.entry.signature)
 
 
 def check_object(body: bytes | bytearray) -> None:
@@ -90,7 +99,7 @@ def check_object(body: bytes | bytearray) -> None:
 class GenerateCall(HttpCall):
     """What is answered waits for the end, or is streamed."""
 
-    __slots__ = ("_events", "_only", "_streams", "refuses_many")
+    __slots__ = ("_events", "_only", "_streams")
 
     form = ""  # what is kept are answers of the other form
 
@@ -99,61 +108,63 @@ class GenerateCall(HttpCall):
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | SlicedJson | None = None
         self._streams = route.streams
-        self.refuses_many = ""  # but of a text that is written, all at once
+        self.request.refuses_many = ""  # but of a text that is written, all at once
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
-        exchange = self._exchange
-        self.arrived, self.unread = at, exchange.unread
-        self.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
+        exchange, request = self._exchange, self.request
+        request.arrived, request.unread = at, exchange.unread
+        request.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
-            self.entry, self.row = self._current()
-            if self.entry.writes and not self._streams:
-                self.refuses_many = _EXACTLY_ONE
-            work = partial(self._route.service.long_json.read, read_tensors, body, self.entry.signature)
-            self._aside(len(body) > AT_ONCE, work, lambda made: self._prepared(*made))
+            request.enter(self.current())
+            if request.entry.writes and not self._streams:
+                request.refuses_many = _EXACTLY_ONE
+            signature = request.entry.signature
+            work = partial(read_tensors, body, signature)
+            request.aside(len(body) > AT_ONCE, lambda _: work(), lambda made: self._prepared(*made))
         except CarpoolError as error:
-            self._fail(error)
+            request.fail(error)
 
-    # ── as `ClientCall` asks ──
+    # ── as a `RequestReply` ──
 
-    def _say_part(self, answer: Answer) -> None:
-        document = as_document(self.entry, self.head.id, answer.outputs)
+    def part(self, request: Request, answer: Answer) -> None:
+        document = as_document(request.entry, request.head.id, answer.outputs)
         if not self._streams:
             if self._only is not None:
                 raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
             self._only = document
         elif isinstance(document, bytes):
             self._stream().send([document])
-            self.service.server_row.add(BYTES_SENT, len(document))
+            request.service.server_row.add(BYTES_SENT, len(document))
         else:
             answer.taken = True
-            sent = partial(self.service.server_row.add, BYTES_SENT)
+            sent = partial(request.service.server_row.add, BYTES_SENT)
             self._stream().send_long(document, partial(self._written, answer), sent)
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if not self.entry.in_parts(self.refuses_many):
-            self._say_part(answer)
+    def answer(self, request: Request, answer: Answer) -> None:
+        if not request.entry.in_parts(request.refuses_many):
+            self.part(request, answer)
         if self._streams:
             self._stream().end()  # also of one without events
-            if answer.taken and self.state != OVER:  # else it was given up while it was prepared
-                self._answer(answer, placed, begun=True)
+            if answer.taken and request.state != OVER:  # else it was given up while it was prepared
+                request.written(answer)
             return
         if self._only is None:
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
-        fields = _JSON + TIMING % self._times(answer.timing)
+        fields = _JSON + TIMING % request.times(answer.timing)
         if isinstance(self._only, bytes):
-            self.service.server_row.add(BYTES_SENT, len(self._only))
+            request.service.server_row.add(BYTES_SENT, len(self._only))
             self._exchange.respond(200, fields, self._only)
         else:
-            self._respond_long(LongBody(self._only, self._long_events(answer, placed), fields), answer)
+            body = LongBody(self._only, self._long_events(request, answer), fields)
+            self._respond_long(request, body, answer)
 
-    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
         if self._events is None and self._streams and isinstance(error, ModelError):
             # As Triton's: what the model says instead of a first answer is an event, with its status.
             fields = EVENT_FIELDS + (b"" if times is None else TIMING % times)
             self._exchange.respond(status_of(error), fields, as_event(_failed(error)))
         elif self._events is None:
-            super()._write_error(error, times)
+            super().error(request, error, times)
         elif self._exchange.pending:  # else it did not read, and was cut off
             with contextlib.suppress(CarpoolError):  # it may not read that either
                 self._events.send([_failed(error)])
@@ -209,7 +220,7 @@ class PictureRoute(ImageRoute):
         self._streams, self._sent = route.streams, sent
 
     def writer(self, target: ImageTarget) -> Writer:
-        return TritonWords(target.entry, self._sent.id, streams=self._streams)
+        return TritonWords(target.lane.entry, self._sent.id, streams=self._streams)
 
     def take(self, exchange: Exchange, at: float) -> None:
         hand_over(self._plan(exchange, self.current(exchange.head_at)), self._sent.picture, at)
@@ -256,23 +267,25 @@ def _failed(error: CarpoolError) -> bytes:
 # ── tensors ──
 
 
-def read_tensors(body: bytes | bytearray, signature: Signature) -> tuple[RequestHead, Sequence[bytes]]:
-    head, pieces = prepare(as_infer_request(body, signature), None, signature)
-    return head, [bytes(piece) for piece in pieces]
+def read_tensors(body: bytes | bytearray, signature: Signature) -> tuple[RequestHead, Sequence[Buffer]]:
+    """Raises `InvalidInput`, in Triton's words."""
+    document = as_infer_request(body, signature)
+    return packed(check_head(parse_document(document, signature.model), signature), b"", signature.model)
 
 
-def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
-    """Returns the same in the words of the v2 protocol. Raises `InvalidInput`, in Triton's words."""
+def as_infer_request(body: bytes | bytearray, signature: Signature) -> dict[str, Any]:
+    """Returns the same in the words of the v2 protocol."""
     check_cost(body, "request")
+    cut = cut_long(body, "request")
     try:
-        fields = json.loads(body, object_pairs_hook=_Pairs, parse_constant=_no_number)
+        fields = json.loads(cut.left, object_pairs_hook=_Pairs, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"failed to parse the request JSON buffer: {error}") from None
     if not isinstance(fields, _Pairs):
         raise InvalidInput("the request must be a JSON object")
     inputs: dict[str, Any] = {}
     document: dict[str, Any] = {"id": "", "parameters": {}}
-    for name, value in fields.pairs:
+    for name, value in ((cut.restored(name), cut.restored(value)) for name, value in fields.pairs):
         if name in inputs:
             raise InvalidInput(f"input '{name}' already exists in request", field=name)
         if name in signature.input_named:
@@ -281,15 +294,29 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
             if not isinstance(value, _Pairs):
                 raise InvalidInput("Expected JSON object for keyword: 'parameters'", field=name)
             converting = "Converting keyword: 'parameters': "
-            document[name] |= {key: _parameter(key, one, converting) for key, one in value.pairs}
+            given = ((cut.restored(key), cut.restored(one)) for key, one in value.pairs)
+            document[name] |= {key: _parameter(key, one, converting) for key, one in given}
         elif name == "id":
             document["id"] = str(_parameter(name, value))
         else:
             document["parameters"][name] = _parameter(name, value)
+    return _as_read({**document, "inputs": list(inputs.values())})
+
+
+def _as_read(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a reader of the document, written as JSON, would find."""
     try:
-        return orjson.dumps({**document, "inputs": list(inputs.values())})
+        written: dict[str, Any] = orjson.loads(orjson.dumps(document, default=_nothing))
     except TypeError as fault:
         raise InvalidInput(f"the request cannot be parsed: {fault}") from None
+    for entry, given in zip(written["inputs"], document["inputs"], strict=True):
+        if isinstance(given["data"], LongNumbers):
+            entry["data"] = given["data"]
+    return written
+
+
+def _nothing(_long: LongNumbers) -> None:
+    """Stands for what is JSON already."""
 
 
 def _no_number(word: str) -> None:
@@ -308,8 +335,10 @@ class _Pairs:
 
 def _input(name: str, value: Any, signature: Signature) -> dict[str, Any]:
     """Returns one element, or a list of them, which is one row of a batch."""
-    data = value if isinstance(value, list) else [value]
     datatype = signature.input_named[name].datatype
+    if isinstance(value, LongNumbers):
+        return _entry(name, value, value.shape(), signature)
+    data = value if isinstance(value, list) else [value]
     kind, words = _KINDS.get(datatype, ((int, float), "number"))
     if not all(isinstance(one, kind) and (words != "number" or not isinstance(one, bool)) for one in data):
         raise InvalidInput(
@@ -317,10 +346,19 @@ def _input(name: str, value: Any, signature: Signature) -> dict[str, Any]:
         )
     if any(_is_too_long(one) for one in data):
         raise InvalidInput(f"Unable to parse '{name}': a number has more than 64 bits", field=name)
-    shape = _fitted(signature.input_named[name].shape, len(data))
+    return _entry(name, data, (len(data),), signature)
+
+
+def _entry(name: str, data: object, given: tuple[int, ...], signature: Signature) -> dict[str, Any]:
+    spec = signature.input_named[name]
+    if len(given) > 1:
+        raise InvalidInput(
+            f"Unable to parse '{name}': attempt to access JSON non-number as number", field=name
+        )
+    shape = _fitted(spec.shape, given[0])
     if signature.max_batch:
         shape = [1, *shape]
-    return {"name": name, "datatype": datatype.value, "shape": shape, "data": data}
+    return {"name": name, "datatype": spec.datatype.value, "shape": shape, "data": data}
 
 
 def _fitted(dims: Sequence[int], count: int) -> list[int]:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from carpool.core.job import Job
-from carpool.core.stream_places import StreamPlaces
+from carpool.extensions.streams.places import StreamPlaces
 from later import many
 
 

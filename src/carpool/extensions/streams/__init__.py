@@ -1,0 +1,1 @@
+"""Serves decoupled models, which give any number of answers to a request."""
