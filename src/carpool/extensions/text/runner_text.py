@@ -6,16 +6,16 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from carpool.backends.stepper import TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.text_scheduler import TextScheduler
-from carpool.engine.generation.text_loading import promise_of
-from carpool.engine.generation.text_loop import TextLoop
 from carpool.engine.loading.loading import Ready
 from carpool.errors import CarpoolError, ModelError
+from carpool.extensions.text.stepper import TextInstance
+from carpool.extensions.text.text_loading import promise_of
+from carpool.extensions.text.text_loop import TextLoop
+from carpool.extensions.text.text_records import ASKED, LEAVE, WRITE, Event, Failed, write_events
+from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.link import records
 from carpool.link.door import ModelEntry
-from carpool.link.text_records import ASKED, LEAVE, WRITE, Event, Failed, write_events
 from carpool.runner.runner_instance import Arenas, EngineSocket
 from carpool.types import Array
 

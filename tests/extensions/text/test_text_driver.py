@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.backends.fake import fake_text
 from carpool.core.job import INFINITY
 from carpool.engine.engine import Engine
-from carpool.engine.generation.text_driver import TextDriver, outputs, read_limit
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
     Cancelled,
@@ -23,7 +21,9 @@ from carpool.errors import (
     Replaced,
     Unavailable,
 )
-from carpool.link.text_records import Event, Failed, Piece, Worked
+from carpool.extensions.text.fake_stepper import fake_text
+from carpool.extensions.text.text_driver import TextDriver, outputs, read_limit
+from carpool.extensions.text.text_records import Event, Failed, Piece, Worked
 from carpool.types import StepTiming
 
 

@@ -24,9 +24,9 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal, Terms
 from carpool.core.learning import Belief, Rate
-from carpool.core.lengths import Departures, Lengths
 from carpool.core.scheduler_state import Ledger
-from carpool.core.text_job import (
+from carpool.extensions.text.lengths import Departures, Lengths
+from carpool.extensions.text.text_job import (
     Boundary,
     DecodeStep,
     Encode,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from carpool.core.curve import BatchCurve
-from carpool.core.text_job import TextPromise
+from carpool.extensions.text.text_job import TextPromise
 from carpool.sim.generation_simulation import TextScenario, TokenLengths, measure_text, saturated
 
 

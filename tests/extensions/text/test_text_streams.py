@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
 
 from carpool import AsyncClient, Client
-from carpool.cli.main import app
 from carpool.errors import InvalidInput, ModelError, Refused, Unavailable
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.http import event_stream
@@ -22,6 +20,7 @@ from carpool.frontend.pictures import sent_pictures
 from carpool.link.door import Answer
 from carpool.types import StepTiming, Timing
 from carpool.wire.event_lines import EventReader
+from cli_run import run_cli
 from frontend.access.key_files import ALICE
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Client as Connection
@@ -419,7 +418,7 @@ def test_the_load_generator_times_tokens(served: FrontEnd, tmp_path: Path, path:
     file.write_bytes(picture(RED))
     options = ["--image", str(file), "--stream", "--model", "writer", "--concurrency", "2", "--requests", "6"]
     path += "?model=writer" if path == "/read" else ""
-    done = CliRunner().invoke(app, ["load", f"http://{served.url}{path}", *options, "--json"])
+    done = run_cli(["load", f"http://{served.url}{path}", *options, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["answered"], found["failed"], found["tokens"]) == (6, {}, 18)
@@ -433,9 +432,7 @@ def test_predict_prints_text_as_it_comes(served: FrontEnd, tmp_path: Path) -> No
     file.write_bytes(picture(RED))
 
     def run(*options: str) -> Any:
-        return CliRunner().invoke(
-            app, ["predict", str(file), "--url", f"http://{served.url}", "--stream", *options]
-        )
+        return run_cli(["predict", str(file), "--url", f"http://{served.url}", "--stream", *options])
 
     assert run("--model", "writer").stdout == f"{TEXT}\n"
     broken = run("--model", "x_crash")

@@ -16,15 +16,15 @@ from typing import Protocol
 import numpy as np
 import orjson
 
-from carpool.backends.stepper import FINISH, TEXT, TextInstance
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
 from carpool.core.refusal_words import replaced
-from carpool.core.text_scheduler import TextScheduler
-from carpool.engine.generation.text_loop import TextLoop
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Unavailable
-from carpool.link.step_times import WRITE
-from carpool.link.text_records import Event, Failed, Piece, Worked
+from carpool.extensions.text.stepper import FINISH, TEXT, TextInstance
+from carpool.extensions.text.text_loop import TextLoop
+from carpool.extensions.text.text_records import Event, Failed, Piece, Worked
+from carpool.extensions.text.text_scheduler import TextScheduler
+from carpool.link.written_tokens import WRITE
 from carpool.observe.logs import logger
 from carpool.types import Array, StepTiming, Timing
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from carpool.engine.loading.hosted_model import HostedInstance, InRunner, Wire
 from carpool.engine.run.batch import Work
+from carpool.extensions.text.text_records import ASKED, LEAVE, WRITE, TextEventReader
 from carpool.link import records
 from carpool.link.records import ProtocolError
-from carpool.link.text_records import ASKED, LEAVE, WRITE, TextEventReader
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
-    from carpool.engine.generation.text_driver import TextDriver
-    from carpool.engine.loading.runner_client import Runner
+    from carpool.extensions.text.text_driver import TextDriver
 
 _log = logger("runner")
 
@@ -25,8 +24,8 @@ class HostedText(InRunner):
 
     stuck = "step-stuck"
 
-    def __init__(self, runner: Runner, opened: HostedInstance, model: str, driver: TextDriver) -> None:
-        super().__init__(runner, model, opened.number, opened.device)
+    def __init__(self, opened: HostedInstance, model: str, driver: TextDriver) -> None:
+        super().__init__(opened.runner, model, opened.number, opened.device)
         self._driver = driver
         self._loop = asyncio.get_running_loop()
         self._known: set[int] = set()
@@ -34,7 +33,7 @@ class HostedText(InRunner):
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, self._loop, self._heard, self._gone)
         with theirs:
-            runner.serve(self, 1, theirs)
+            self.runner.serve(self, 1, theirs)
 
     def submit(self, number: int, work: Work, limit: int) -> None:
         place = work.place
@@ -61,7 +60,7 @@ class HostedText(InRunner):
             events = self._reader.feed(data)
         except ProtocolError as error:
             _log.error("runner-not-understood", model=self._model, error=str(error))
-            self._runner.kill()
+            self.runner.kill()
             return
         self._driver.heard(self, events)
 

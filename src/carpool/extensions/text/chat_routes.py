@@ -12,14 +12,12 @@ from random import getrandbits
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, NotFound
+from carpool.extensions.text import chat_format
+from carpool.extensions.text.chat_format import Chat, Head, read_chat
 from carpool.frontend.documents import task_of
-from carpool.frontend.http import chat_format
-from carpool.frontend.http.chat_format import Chat, Head, read_chat
 from carpool.frontend.http.event_stream import Writer, Written
 from carpool.frontend.http.exchange import (
     JSON_FIELDS,
-    Before,
-    Body,
     BodyPlan,
     Collect,
     Exchange,
@@ -31,31 +29,19 @@ from carpool.frontend.http.http_service import HttpService, Variables, answer_do
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.http.read_aside import read_aside
+from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import in_order
-from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
 from carpool.link.door import Catalog, ModelEntry
 from carpool.vision.picture_answers import Options
+from carpool.vision.tasks.written import TEXT_TASKS
 from carpool.wire.v2 import encode_error
 
-PREFIX = "/v1/"
-"""Of all paths here: errors below it are told in OpenAI's words."""
 _STARTED = int(time.time())
-
-
-class InOpenAiWords(Before):
-    """Errors, whoever makes them."""
-
-    __slots__ = ()
-
-    def answer(self, status: int, fields: bytes, body: Body) -> None:
-        if status >= 400 and isinstance(body, bytes):
-            body = chat_format.as_error(status, body)
-        self._connection.answer(status, fields, body)
 
 
 def start_chat(service: HttpService, head: HttpHead, _variables: Mapping[str, str]) -> Start:
     def start(exchange: Exchange) -> BodyPlan:
-        exchange.answer_through(InOpenAiWords)
         return Collect(service.max_body_bytes, partial(_received, service, exchange))
 
     if b"json" not in head.headers.get(b"content-type", b"application/json").lower():
@@ -83,7 +69,7 @@ class ChatRoute(ImageRoute):
         self._chat = chat
 
     def writer(self, target: ImageTarget) -> Writer:
-        return OpenAiWords(self._chat, target.entry.name)
+        return OpenAiWords(self._chat, target.lane.entry.name)
 
     def _find(self, catalog: Catalog) -> ModelEntry:
         entry = super()._find(catalog)
@@ -128,18 +114,18 @@ class OpenAiWords:
         return chat_format.completion(self._head, written.text, written.finish, written.tokens)
 
     def error(self, error: CarpoolError) -> bytes:
-        return chat_format.as_error(status_of(error), encode_error(error))
+        return orjson.dumps(chat_format.as_error(status_of(error), orjson.loads(encode_error(error)))[1])
 
 
 # ── which models there are ──
 
 
-def list_models(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
+def _list_models(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     data = [chat_format.model_document(name, _STARTED) for name in _names(service, exchange)]
     answer_document(exchange, {"object": "list", "data": data})
 
 
-def one_model(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+def _one_model(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables["model"]
     if name not in _names(service, exchange):
         raise NotFound(f"model '{name[:80]}' does not exist, or writes no text from images")
@@ -152,3 +138,7 @@ def _names(service: HttpService, exchange: Exchange) -> list[str]:
     found = [entry.name for entry in in_order(catalog) if task_of(entry) in TEXT_TASKS]
     found += [name for name, task in catalog.on_demand.items() if task in TEXT_TASKS and name not in found]
     return [name for name in found if who is None or who.may_use(name)]
+
+
+start_list = per_request(_list_models)
+start_one = per_request(_one_model)

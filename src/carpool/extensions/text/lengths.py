@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from carpool.core.constants import CONSTANTS, Constants
-from carpool.core.text_job import TextJob
+from carpool.extensions.text.text_job import TextJob
 
 _EXACT = 16  # ages up to here are told apart, later ones by an eighth of their number
 _FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps

@@ -12,16 +12,16 @@ from typing import Any
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY
-from carpool.core.text_scheduler import TextScheduler
-from carpool.engine.generation.hosted_text import HostedText
-from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
-from carpool.engine.generation.text_loading import TextLoading, pools_of, promise_of
 from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Ready
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
 from carpool.engine.models.served import Served, VersionState
 from carpool.engine.run.batch import Route
-from carpool.link.text_records import Worked
+from carpool.extensions.text.hosted_text import HostedText
+from carpool.extensions.text.text_driver import LocalText, TextDriver, Writes
+from carpool.extensions.text.text_loading import TextLoading, pools_of, promise_of
+from carpool.extensions.text.text_records import Worked
+from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.observe import columns
 from carpool.types import StepTiming
 
@@ -30,6 +30,8 @@ _HANGS_S, _TIMES_AS_LONG = 10.0, 100.0  # and as many of its longest steps: then
 
 class TextRuntime(InstancesRuntime[TextDriver]):
     """Watches its `TextDriver`: counts what was written, and replaces the instances it lost."""
+
+    _joins_busy = True
 
     def __init__(self, served: Served, version: ModelVersion, parts: EngineParts) -> None:
         super().__init__(served, version, parts, partial(TextLoading, served.config, version))
@@ -63,8 +65,7 @@ class TextRuntime(InstancesRuntime[TextDriver]):
 
     def _writer(self, backend: Any) -> Writes:
         if isinstance(backend, HostedInstance):
-            assert self._parts.runner is not None
-            return HostedText(self._parts.runner, backend, self.served.name, self.driver)
+            return HostedText(backend, self.served.name, self.driver)
         assert self.curves is not None
         scheduler = TextScheduler(*self.curves, promise_of(self.served.config, backend.slots))
         return LocalText(self.served.name, backend, scheduler, self.driver)
@@ -111,7 +112,7 @@ class TextRuntime(InstancesRuntime[TextDriver]):
 
     # ---- in a document ----------------------------------------------------------------------------------
 
-    def document(self) -> dict[str, Any]:
+    def document(self, _now: float) -> dict[str, Any]:
         """Returns what was measured, of encoder and step apart. Times in ms."""
         assert self.curves is not None
         encoder, step = self.curves

@@ -12,21 +12,22 @@ from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import ModelPart, Stepper, TextHome, TextInstance
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import EncoderSettings, GenerateSettings, ModelConfig, PoolSettings
+from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, sizes
 from carpool.core.job import INFINITY
 from carpool.core.objectives import Promise
-from carpool.core.text_job import TextPromise
 from carpool.engine.loading.loading import Ready, ReportStep, settle
 from carpool.engine.profile.instance_layout import Layout, instance_count, places
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import CarpoolError, ModelError, Unsupported
+from carpool.extensions.text.settings import EncoderSettings, PoolSettings, text_settings
+from carpool.extensions.text.stepper import ModelPart, Stepper, TextHome, TextInstance
+from carpool.extensions.text.text_job import TextPromise
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.plans.settings import VisionSettings
@@ -47,6 +48,7 @@ class TextLoading:
         self._vision: VisionSettings | None = None
         self._gpus: Sequence[int] = ()
         self.threads: int | None = None
+        self.kept_as = ""
 
     def check(self) -> None:
         self._settle()
@@ -60,13 +62,13 @@ class TextLoading:
         kind = kind_of(self.config.backend)
         if missing := kind.missing():
             raise Unsupported(f"{self.config.name}: {missing}")
-        config = cast(TextHome, kind.module()).describe_text(self.config, self._version)
+        config = cast(TextHome, kind.module("text")).describe_text(self.config, self._version)
         self.config, self._signature, self._vision, _ = settle(config, signature_of(config), {})
         devices = backends.devices(self.config)
         self._gpus = places(self.config, devices) if devices else ()
 
     def backend(self, index: int, count: int, tell: ReportStep = lambda _: None) -> TextInstance:
-        if not self.config.apart:
+        if not text_settings(self.config).apart:
             gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
             return TextInstance.whole(self._load(self.config, index, gpu, count, tell))
         loaded: dict[ModelPart, list[Stepper]] = {ModelPart.ENCODER: [], ModelPart.DECODER: []}
@@ -102,15 +104,18 @@ class TextLoading:
         tell: ReportStep,
         part: ModelPart = ModelPart.WHOLE,
     ) -> Stepper:
-        home = cast(TextHome, kind_of(config.backend).module())
+        home = cast(TextHome, kind_of(config.backend).module("text"))
         threads = self.threads or backends.default_threads(count, usable_cores())
         placement = Placement(index, threads, gpu, tell=tell)
         return home.load_text(config, self._version, placement, part)
 
+    def abort(self) -> None:
+        """Its runs are short."""
+
     def prepare(self, tell: ReportStep) -> Ready:
         if not self._signature.inputs:
             self._settle()
-        apart = self.config.apart
+        apart = text_settings(self.config).apart
         count = 1 if apart else len(self._gpus) or instance_count(self.config)
         sharing = self._both if apart else count
         self.threads = backends.default_threads(sharing, usable_cores())
@@ -186,44 +191,45 @@ def _most_encoded(instance: TextInstance) -> int:
 
 def pools_of(config: ModelConfig) -> tuple[EncoderSettings, PoolSettings]:
     """Returns the settings of encoders and of decoders."""
-    return config.encoder or EncoderSettings(), config.decoder or PoolSettings()
+    settings = text_settings(config)
+    return settings.encoder or EncoderSettings(), settings.decoder or PoolSettings()
 
 
 def promise_of(config: ModelConfig, slots: int) -> TextPromise:
-    told = config.generate or GenerateSettings()
+    settings = text_settings(config)
     encoder, decoder = pools_of(config)
     slo = config.policy.slo if isinstance(config.policy, Promise) else INFINITY
     return TextPromise(
         slots=slots,
-        max_tokens=told.max_tokens,
-        ttft=INFINITY if config.ttft is None else config.ttft,
-        per_token=INFINITY if config.per_token is None else config.per_token,
+        max_tokens=settings.generate.max_tokens,
+        ttft=INFINITY if settings.ttft is None else settings.ttft,
+        per_token=INFINITY if settings.per_token is None else settings.per_token,
         slo=slo,
-        encoders=encoder.instances if config.apart else 0,
+        encoders=encoder.instances if settings.apart else 0,
         decoders=decoder.instances,
     )
 
 
 def _in_words(config: ModelConfig, encoder: BatchCurve, step: BatchCurve) -> Sequence[str]:
-    slots = step.max_batch
+    slots, settings = step.max_batch, text_settings(config)
     said = [
         f"Encoding one image takes {encoder.times[1] * 1e3:.3g} ms, {encoder.max_batch} take "
         f"{encoder.times[encoder.max_batch] * 1e3:.3g} ms; a step of one response takes "
         f"{step.times[1] * 1e3:.3g} ms, of {slots} {step.times[slots] * 1e3:.3g} ms."
     ]
-    if config.per_token is not None:
-        fits = max(1, step.fits(config.per_token))
-        if step.times[1] > config.per_token:
+    if settings.per_token is not None:
+        fits = max(1, step.fits(settings.per_token))
+        if step.times[1] > settings.per_token:
             said.append(
-                f"per_token_ms is {config.per_token * 1e3:g}, but a single response takes "
+                f"per_token_ms is {settings.per_token * 1e3:g}, but a single response takes "
                 f"{step.times[1] * 1e3:.3g} ms for a token: the SLO cannot be met here."
             )
         elif fits < slots:
             said.append(f"per_token_ms allows {fits} concurrent responses.")
     first = encoder.times[1] + step.times[1]
-    if config.ttft is not None and first > config.ttft:
+    if settings.ttft is not None and first > settings.ttft:
         said.append(
-            f"ttft_ms is {config.ttft * 1e3:g}, and the first token takes {first * 1e3:.3g} ms on an idle "
+            f"ttft_ms is {settings.ttft * 1e3:g}, and the first token takes {first * 1e3:.3g} ms on an idle "
             "server: all requests will be rejected."
         )
     return said

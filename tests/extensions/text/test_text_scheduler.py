@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
 from carpool.core.learning import Rate
-from carpool.core.lengths import Lengths
-from carpool.core.text_job import DecodeStep, Encode, TextJob, TextPromise
-from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
+from carpool.extensions.text.lengths import Lengths
+from carpool.extensions.text.text_job import DecodeStep, Encode, TextJob, TextPromise
+from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.sim.generation_simulation import (
     GenerationSimulation,
     TextRide,
@@ -30,7 +30,7 @@ from carpool.sim.generation_simulation import (
     saturated,
     text_report,
 )
-from core.text_cases import SLOTS, TEXTS
+from extensions.text.text_cases import SLOTS, TEXTS
 from later import later, many
 
 ENCODER, STEP = BatchCurve.parse("0.6+0.05", 16), BatchCurve.parse("0.3+0.0015", 8)
@@ -64,6 +64,7 @@ def step(core: TextScheduler, now: float) -> DecodeStep:
 # ---- a promise never makes it worse
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("load", [later(0.5), later(0.7), later(0.8), 0.9])
 @pytest.mark.parametrize("kind", ["lines", later("captions"), later("pages")])
 def test_below_capacity_a_promise_makes_nothing_worse(kind: str, load: float) -> None:
@@ -714,6 +715,7 @@ def test_first_tokens_come_sooner(name: str, requests: int) -> None:
     assert TEXTS[name].first_token(SLOTS, 1, requests) <= TEXTS[name].first
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("name", "requests"), [("lines", 2000), *(later(it, 6000, name=it) for it in TEXTS)], ids=str
 )

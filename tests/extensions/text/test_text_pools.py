@@ -17,22 +17,22 @@ import numpy as np
 import pytest
 
 from carpool import backends
-from carpool.backends import fake
 from carpool.backends.backend import Placement
-from carpool.backends.fake import fake_text
-from carpool.backends.stepper import AHEAD, ModelPart, TextInstance
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models
 from carpool.core.curve import BatchCurve
-from carpool.core.text_job import TextPromise
-from carpool.core.text_scheduler import TextScheduler
 from carpool.demo import text_model
 from carpool.engine.engine import Engine
-from carpool.engine.generation.text_loading import TextLoading
-from carpool.engine.generation.text_loop import TextLoop
-from carpool.engine.models.text_runtime import TextRuntime
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unavailable
-from carpool.link.text_records import Event, Failed, Piece
+from carpool.extensions.text import fake_stepper
+from carpool.extensions.text.fake_stepper import fake_text
+from carpool.extensions.text.stepper import AHEAD, ModelPart, TextInstance
+from carpool.extensions.text.text_job import TextPromise
+from carpool.extensions.text.text_loading import TextLoading
+from carpool.extensions.text.text_loop import TextLoop
+from carpool.extensions.text.text_records import Event, Failed, Piece
+from carpool.extensions.text.text_runtime import TextRuntime
+from carpool.extensions.text.text_scheduler import TextScheduler
 
 SLOTS, ENCODERS, DECODERS = 3, 1, 2
 
@@ -108,7 +108,7 @@ class Writes:
 @pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
 def _overlapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writes, "overlaps", request.param)
-    monkeypatch.setattr(fake.FakeStepper, "overlaps", request.param)
+    monkeypatch.setattr(fake_stepper.FakeStepper, "overlaps", request.param)
 
 
 class Stage:
@@ -278,7 +278,7 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
         ) as engine:
             served = engine.find("writer")
             assert isinstance(served.runtime, TextRuntime)
-            found = served.runtime.document()
+            found = served.runtime.document(0.0)
             assert (found["encoders"], found["decoders"], found["slots"]) == (2, 3, 4)
             asked = [picture(seed) for seed in range(60)]
             tasks = [asyncio.create_task(engine.infer("writer", {"image": one})) for one in asked]
@@ -330,10 +330,10 @@ def test_parts_go_where_the_settings_say(
 
     def load_text(config: ModelConfig, version: Any, placement: Placement, part: ModelPart) -> Any:
         found.append((part, config.pytorch.device, placement.gpu))
-        return fake.FakeStepper(config)
+        return fake_stepper.FakeStepper(config)
 
     monkeypatch.setattr(backends, "devices", devices)
-    monkeypatch.setattr(fake, "load_text", load_text)
+    monkeypatch.setattr(fake_stepper, "load_text", load_text)
     (source,), _ = find_models([write_model(tmp_path, pools)], gpus=2)
     config = replace(source.config, pytorch=replace(source.config.pytorch, device="cuda"))
     loading = TextLoading(config, source.versions[-1])
@@ -399,7 +399,7 @@ def test_one_encoder_and_two_decoders_write_what_one_line_after_the_other_would(
             served = engine.find("reader")
             runtime = served.runtime
             assert isinstance(runtime, TextRuntime)
-            assert (runtime.driver._most, runtime.document()["decoders"]) == (12, 2)
+            assert (runtime.driver._most, runtime.document(0.0)["decoders"]) == (12, 2)
             asked = (engine.infer("reader", {"image": line}) for line in lines)
             for line, answer in zip(lines, await asyncio.gather(*asked), strict=True):
                 assert answer["text_output"].tolist() == [alone(line)]

@@ -301,19 +301,13 @@ _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
 _TYPES |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 
 
-def as_error(status: int, body: bytes) -> bytes:
+def as_error(status: int, error: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
     """Returns what is said elsewhere as `{"error": sentence, "reason": word, "field": …}`."""
-    try:
-        said = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        said = {}
-    if not isinstance(said, dict) or isinstance(said.get("error"), dict):
-        return body  # it is one already
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    error = {
-        "message": str(said.pop("error", "the server failed on this request")),
-        "type": kind,
-        "param": said.pop("field", None),
-        "code": said.pop("reason", None),
+    rest = {name: value for name, value in error.items() if name not in ("error", "field", "reason")}
+    said = {
+        "message": error["error"],
+        "type": _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+        "param": error.get("field"),
+        "code": error.get("reason"),
     }
-    return orjson.dumps({"error": {**error, **said}})
+    return status, {"error": {**said, **rest}}

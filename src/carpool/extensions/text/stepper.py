@@ -1,6 +1,6 @@
 """Defines the protocol of models that write their answers token by token, in slots.
 
-core/text_scheduler.py decides when."""
+extensions/text/text_scheduler.py decides when."""
 
 from __future__ import annotations
 

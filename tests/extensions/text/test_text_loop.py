@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.backends.stepper import AHEAD, TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.text_job import TextPromise
-from carpool.core.text_scheduler import TextScheduler
-from carpool.engine.generation.text_loop import TextLoop
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused, Unavailable
-from carpool.link.text_records import Event, Failed, Piece, TextEventReader, Worked, write_events
+from carpool.extensions.text.stepper import AHEAD, TextInstance
+from carpool.extensions.text.text_job import TextPromise
+from carpool.extensions.text.text_loop import TextLoop
+from carpool.extensions.text.text_records import Event, Failed, Piece, TextEventReader, Worked, write_events
+from carpool.extensions.text.text_scheduler import TextScheduler
 
 ENCODE, STEP = BatchCurve.parse("2+0.5", 8), BatchCurve.parse("1+0.1", 4)
 

@@ -1,5 +1,5 @@
-"""Runs one instance of a model that writes: a thread that encodes and steps as core/text_scheduler.py says,
-or, where its encoders and decoders are apart, one thread for each of them.
+"""Runs one instance of a model that writes: a thread that encodes and steps as text_scheduler.py says, or,
+where its encoders and decoders are apart, one thread for each of them.
 
 The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
 held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
@@ -26,13 +26,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from carpool.backends.stepper import AHEAD, Decoder, TextInstance
 from carpool.core.job import DONE, INFINITY, RUNNING, GivenUp, Job
 from carpool.core.refusal_words import dropped, turned_away
-from carpool.core.text_job import DecodeStep, Encode, TextGivenUp, TextJob
-from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import CarpoolError, ModelError, Unavailable
-from carpool.link.text_records import LENGTH, STOP, Event, Failed, Piece, Worked
+from carpool.extensions.text.stepper import AHEAD, Decoder, TextInstance
+from carpool.extensions.text.text_job import DecodeStep, Encode, TextGivenUp, TextJob
+from carpool.extensions.text.text_records import LENGTH, STOP, Event, Failed, Piece, Worked
+from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.observe.logs import logger
 
 _log = logger("engine")

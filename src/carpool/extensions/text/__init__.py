@@ -1,0 +1,1 @@
+"""Serves models that write their answers token by token."""

@@ -1,0 +1,66 @@
+"""Text of pictures as a model writes it: `/read`, `/caption` and `/models/{model}/predict` for clients that
+want events. Without that wish, the server's own routes answer.
+
+An event for each piece, `{"text": "To", "index": 0}`, and one for the whole answer, with `"done": true`. A
+model that answers at once has one piece. An error after the first piece is an event, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import orjson
+
+from carpool.config.model import Task
+from carpool.errors import CarpoolError
+from carpool.frontend.http.event_stream import Writer, Written
+from carpool.frontend.http.exchange import Start, status_of
+from carpool.frontend.http.http_service import HttpService, Variables
+from carpool.frontend.http.image_route import ImageRoute, ImageTarget
+from carpool.frontend.http.parsing import HttpHead
+from carpool.vision.tasks.written import TEXT_TASKS
+from carpool.wire.v2 import encode_error
+
+_TIMES = ("decode_ms", "queue_ms", "infer_ms", "post_ms")
+
+
+class EventWords:
+    """Represents an event for each piece, and one for the whole answer."""
+
+    streams = True
+
+    def head(self) -> Sequence[bytes]:
+        return ()
+
+    def piece(self, text: str, number: int) -> Sequence[bytes]:
+        return [orjson.dumps({"text": text, "index": number})]
+
+    def last(self, written: Written) -> Sequence[bytes]:
+        timing = {name: round(took, 3) for name, took in zip(_TIMES, written.times, strict=False)}
+        return [orjson.dumps({"done": True, **written.document, "timing": timing})]
+
+    def whole(self, written: Written) -> bytes:
+        raise NotImplementedError
+
+    def error(self, error: CarpoolError) -> bytes:
+        return encode_error(error)[:-1] + b',"status":%d}' % status_of(error)
+
+
+class EventRoute(ImageRoute):
+    writes = True
+
+    def writer(self, target: ImageTarget) -> Writer | None:
+        """What is no text is one document in any case."""
+        return EventWords() if target.model.task in TEXT_TASKS and target.drawn is None else None
+
+
+def _start(task: str, service: HttpService, head: HttpHead, _variables: Variables) -> Start:
+    return EventRoute(service, head, task).begin
+
+
+start_read, start_caption = partial(_start, Task.READ), partial(_start, Task.CAPTION)
+
+
+def start_predict(service: HttpService, head: HttpHead, variables: Variables) -> Start:
+    return EventRoute(service, head, None, variables["model"]).begin
