@@ -21,7 +21,7 @@ from carpool.engine.loading.hosted_model import HostedLoading, SavedArtifacts
 from carpool.engine.profile.compiled_file import compiled_point, write_compiled
 from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Profile
-from carpool.engine.profile.shared_artifacts import keep_few
+from carpool.engine.profile.shared_artifacts import artifacts_of, keep_few
 from carpool.errors import CarpoolError
 from carpool.observe import columns
 from carpool.observe.logs import logger
@@ -42,7 +42,7 @@ _SETTLE_S = 0.5
 
 def compiles_behind(served: Served) -> bool:
     """It runs where it can be compiled while it serves, and is to be."""
-    hosted = served.hosted and served.config.generate is None
+    hosted = served.hosted and not served.config.asks("text")
     return hosted and served.config.pytorch.compiles_behind and not served.config.decoupled
 
 
@@ -246,6 +246,16 @@ class CompileBehind:
         profile = served.profile = self._runtime.at_full_speed(profile)
         await asyncio.to_thread(self._keep, profile)
 
+    def _share(self, file: Path) -> None:
+        """Shares a file with other replicas, where that is safe."""
+        if self._served.config.pytorch.module is None:
+            return
+        artifacts, why_not = artifacts_of(self._runtime.profiles)
+        if artifacts is not None:
+            artifacts.share(file, self._served.name)
+        elif why_not:
+            _log.info("compiled-not-shared", model=self._served.name, error=why_not)
+
     def _keep(self, profile: Profile) -> None:
         """Keeps a profile for the next start. Nothing that goes wrong with it keeps the model from being
         served."""
@@ -262,7 +272,7 @@ class CompileBehind:
             file = write_compiled(paths[0].parent, made[0].key, sizes, parts, kept, key)
             keep_few(paths[0].parent)
             _log.info("compiled-written", model=self._served.name, file=str(file))
-            self._runtime.share_artifacts(file)
+            self._share(file)
         except (OSError, ValueError, CarpoolError) as error:
             _log.warning("compiled-not-written", model=self._served.name, error=str(error))
         finally:

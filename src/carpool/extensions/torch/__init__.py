@@ -1,0 +1,1 @@
+"""Runs PyTorch models in a process of their own, beside the engine."""

@@ -1,0 +1,7 @@
+"""Runs models in a process beside the engine."""
+
+from __future__ import annotations
+
+from carpool.engine.loading.runner_client import Runner
+
+make_process = Runner
