@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config import torchserve
 from carpool.config.repository import find_models
 from carpool.errors import ConfigError
+from carpool.extensions.torchserve.archive import unpacked
 
 NETWORK = "import torch\nclass Net(torch.nn.Module):\n    pass\n"
 NAMES = json.dumps({"0": ["n01440764", "tench"], "2": ["n01443537", "gold\nfish"]})
@@ -36,7 +36,7 @@ def archive(folder: Path, files: Mapping[str, str | bytes], **model: str) -> Pat
 
 
 def settings_of(path: Path) -> str:
-    return (torchserve.unpacked(path) / "model.toml").read_text()
+    return (unpacked(path) / "model.toml").read_text()
 
 
 def test_a_scripted_classifier(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_scripted_classifier(tmp_path: Path) -> None:
     assert config.image is not None
     assert (config.image.size, config.image.resize, config.image.crop) == ((224, 224), "crop", 0.875)
     assert (config.path / "labels.txt").read_text() == "tench\n1\ngold fish\n"
-    assert torchserve.unpacked(path) == config.path, "once"
+    assert unpacked(path) == config.path, "once"
 
 
 def test_a_store_of_archives_beside_folders(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_links_and_names_twice_are_refused(tmp_path: Path) -> None:
             made.writestr("MAR-INF/MANIFEST.json", '{"model": {"serializedFile": "net.pt"}}')
             made.writestr(entry, "/etc/passwd")
         with pytest.raises(ConfigError, match=r"not a file within|is given twice"):
-            torchserve.unpacked(path)
+            unpacked(path)
 
 
 @pytest.mark.parametrize("content", [b"no zip", b""])
@@ -126,7 +126,7 @@ def test_what_is_no_archive_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "net.mar"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="the archive cannot be read"):
-        torchserve.unpacked(path)
+        unpacked(path)
 
 
 def test_a_handler_cannot_write_settings(tmp_path: Path) -> None:

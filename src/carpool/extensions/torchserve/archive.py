@@ -24,7 +24,6 @@ from carpool.config.regular_file import read_regular
 from carpool.config.server import usual_cache_dir
 from carpool.errors import CarpoolError, ConfigError
 
-MAR = ".mar"
 MANIFEST = "MAR-INF/MANIFEST.json"
 _INDEX = "index_to_name.json"
 _LABELS = "labels.txt"

@@ -18,12 +18,16 @@ from carpool.frontend.http.exchange import Exchange, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute
 from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.http.small_routes import per_request
 from carpool.link.door import Catalog, ModelEntry
 
 
-def ping(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
+def _ping(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     is_ready = service.ready
     answer_document(exchange, {"status": "Healthy" if is_ready else "Unhealthy"}, 200 if is_ready else 503)
+
+
+start_ping = per_request(_ping)
 
 
 def start_prediction(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:

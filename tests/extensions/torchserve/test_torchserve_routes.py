@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from carpool.frontend.http.torchserve_routes import as_handlers_did
+from carpool.extensions.torchserve.front import as_handlers_did
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Response
 from frontend.http.test_multipart import BOUNDARY, file_part, form
