@@ -18,10 +18,10 @@ from random import Random
 from time import monotonic, monotonic_ns, time, time_ns
 from typing import Any, NamedTuple
 
-from carpool.config.otel_settings import OtelSettings
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Refused, Replaced, Unavailable
-from carpool.frontend.traces.span_export import SpanExporter
-from carpool.frontend.traces.trace_context import (
+from carpool.extensions.tracing.settings import OtelSettings
+from carpool.extensions.tracing.span_export import SpanExporter
+from carpool.frontend.calls.trace_context import (
     PARENT_FIELD,
     STATE_FIELD,
     Caller,

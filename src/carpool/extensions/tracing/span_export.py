@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from carpool.config.otel_settings import OtelSettings
-from carpool.observe.columns import SPANS
+from carpool.extensions.tracing.settings import OtelSettings
+from carpool.observe.columns import by_word
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
 
@@ -31,6 +31,9 @@ _PATIENCE_S = 6.0  # with a message that is tried again
 _LAST_MOMENT_S = 0.25  # that a stopping server gives a collector which took what came before
 _MOST_ANSWER = 64 << 10
 _WORTH_TRYING_AGAIN = (429, 502, 503, 504)
+
+_SPANS = by_word("tracing", "spans")
+"""Of a front end. The loop's thread counts what is dropped, the one that exports the others."""
 
 _log = logger("trace")
 
@@ -69,7 +72,7 @@ class SpanExporter(Generic[Record]):
     def put(self, record: Record) -> None:
         waiting = self._waiting
         if len(waiting) >= self._most_waiting:
-            self._row.add(SPANS["dropped"], self._spans_each)
+            self._row.add(_SPANS["dropped"], self._spans_each)
             return
         waiting.append(record)
         if len(waiting) == self._most_at_once:
@@ -110,7 +113,7 @@ class SpanExporter(Generic[Record]):
         elif self._fails:
             self._fails = False
             _log.info("span-export-recovered")
-        self._row.add(SPANS["failed" if why else "exported"], spans)
+        self._row.add(_SPANS["failed" if why else "exported"], spans)
         if reached:
             self._pause = _FIRST_PAUSE_S
         else:
@@ -124,7 +127,7 @@ class SpanExporter(Generic[Record]):
         for _ in range(lost):
             self._waiting.popleft()
         if lost:
-            self._row.add(SPANS["failed"], lost * self._spans_each)
+            self._row.add(_SPANS["failed"], lost * self._spans_each)
 
     def _try_again(self, body: bytes) -> str:
         """Tries as often as it is worth it: what went wrong the last time."""

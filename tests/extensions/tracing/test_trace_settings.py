@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unsupported
-from carpool.process.shared_settings import TraceSettings
+from carpool.extensions.tracing.engine import TraceSettings
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, echo
-from frontend.fake_host import FakeHost
+from frontend.fake_engine_server import FakeEngineServer
 
 DEFAULTS = {
     "trace_level": ["OFF"],
@@ -27,17 +27,16 @@ class Engine:
     def __init__(self, file: str) -> None:
         self.file = file
         self.door = FakeDoor(echo("a", Datatype.FP32), echo("b", Datatype.FP32))
-        host: Any = FakeHost(self.door)
-        TraceSettings(host, file)
-        host.publish()
+        server: Any = FakeEngineServer(self.door, "tracing")
+        server.serve(TraceSettings(server, file).part)
 
     def update(self, model: str = "", **settings: Any) -> Any:
-        found = asyncio.run(self.door.ask("trace-settings", {"model": model, "settings": settings}))
+        found = asyncio.run(self.door.ask("tracing/settings", {"model": model, "settings": settings}))
         assert found.pop("trace_file") == self.file
         return found
 
     def grant(self, model: str, wanted: int) -> int:
-        granted = asyncio.run(self.door.ask("trace-places", {"model": model, "wanted": wanted}))
+        granted = asyncio.run(self.door.ask("tracing/places", {"model": model, "wanted": wanted}))
         assert isinstance(granted, int)
         return granted
 
@@ -60,7 +59,7 @@ def test_a_model_has_its_own_and_the_rest_from_all(engine: Engine) -> None:
     assert engine.update("b") == {**DEFAULTS, **on, "trace_rate": "7"}
     engine.update(trace_rate=9)
     assert (engine.update("a")["trace_rate"], engine.update("b")["trace_rate"]) == ("2", "9")
-    assert set(engine.door.catalog.tracing) == {"", "a"}
+    assert set(engine.door.catalog.extra["tracing"]) == {"", "a"}
 
 
 @pytest.mark.parametrize("nothing", [None, []])
@@ -69,7 +68,7 @@ def test_null_clears(engine: Engine, nothing: Any) -> None:
     engine.update("a", trace_rate="2")
     assert engine.update("a", trace_rate=nothing)["trace_rate"] == "7"
     assert engine.update(trace_rate=nothing) == DEFAULTS
-    assert set(engine.door.catalog.tracing) == {""}
+    assert set(engine.door.catalog.extra["tracing"]) == {""}
 
 
 def test_traces_are_counted_down(engine: Engine) -> None:
@@ -79,7 +78,7 @@ def test_traces_are_counted_down(engine: Engine) -> None:
     number = engine.door.catalog.number
     assert engine.grant("a", 10) == 2
     assert engine.door.catalog.number == number + 1
-    assert engine.door.catalog.tracing[""]["trace_count"] == "0"
+    assert engine.door.catalog.extra["tracing"][""]["trace_count"] == "0"
     assert engine.grant("b", 1) == 0
     assert engine.update(trace_count="3")["trace_count"] == "3"
     assert engine.grant("b", 9) == 3

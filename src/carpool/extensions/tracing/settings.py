@@ -17,6 +17,7 @@ from carpool.config.rules import nearest, shown
 from carpool.config.server import FALSE, TRUE, ServerSettings
 from carpool.errors import ConfigError
 
+TIMESTAMPS = "TIMESTAMPS"  # a level of the trace settings
 USUAL_SAMPLE = 0.01
 _EXPORTER = "OTEL_EXPORTER_OTLP_"
 _TRACES = "/v1/traces"
@@ -86,6 +87,12 @@ def read_otel(settings: ServerSettings, environ: Mapping[str, str] | None = None
         _value(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _number(1, 1 << 16), 512),
         _value(environ, "OTEL_BSP_SCHEDULE_DELAY", _number(1, 600_000), 5000) / 1e3,
     )
+
+
+def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
+    """Checks the settings before anything is loaded, and returns them with a warning, or with nothing."""
+    read_otel(settings)
+    return settings, otel_warning(settings)
 
 
 def otel_warning(settings: ServerSettings, environ: Mapping[str, str] | None = None) -> str:

@@ -10,25 +10,38 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+import carpool
 from carpool.errors import CarpoolError
-from carpool.frontend.traces.trace_context import Caller, TracedCall
-from carpool.link.door import Answer, Catalog, Door, ModelEntry
+from carpool.extensions.tracing.settings import TIMESTAMPS, read_otel
+from carpool.frontend.calls.front_part import FrontPart, FrontServer
+from carpool.frontend.calls.trace_context import Caller, TracedCall
+from carpool.link.door import Answer, Catalog, ModelEntry
 from carpool.observe.logs import logger
 from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.frontend.traces.request_spans import RequestSpans
+    from carpool.extensions.tracing.request_spans import RequestSpans
 
-TIMESTAMPS = "TIMESTAMPS"
 
 _MOST_WAITING = 1024  # lines, while the engine says how many of them it wants
 
 _log = logger("trace")
+
+
+def front(server: FrontServer) -> FrontPart:
+    """Returns what tracing does in a front end; it makes spans only where a collector is named."""
+    otel = read_otel(server.settings)
+    if otel is None:
+        return Tracer(server).part
+    from carpool.extensions.tracing.request_spans import RequestSpans  # needs a package that is optional
+
+    spans = RequestSpans(otel, carpool.__version__, server.server_row, server.exemplars)
+    return Tracer(server, spans).part
 
 
 class _Scope(NamedTuple):
@@ -42,24 +55,22 @@ class _Scope(NamedTuple):
 class Tracer:
     """Traces the requests of one front end. `on` is all that a request looks at while nothing is traced."""
 
-    def __init__(self, door: Door, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` hears when it is switched on or off."""
-        self.on = False
-        self._changed = changed
-        self._spans: RequestSpans | None = None
-        self._door = door
+    def __init__(self, server: FrontServer, spans: RequestSpans | None = None) -> None:
+        """With `spans`, those are exported as well."""
+        self.on = spans is not None
+        self._spans = spans
+        self._server = server
         self._scopes: dict[str, _Scope | None] = {}
         self._seen: Counter[str] = Counter()
         self._written = 0
         self._waiting: dict[tuple[str, str], list[bytes]] = {}  # by model and file
         self._asking: asyncio.Task[None] | None = None
-        door.watch(self._renewed)
-
-    def export(self, spans: RequestSpans) -> None:
-        """Exports spans from now on."""
-        self._spans = spans
-        self.on = True
-        self._changed()
+        self.part = FrontPart(
+            follow=self.follow,
+            observe=lambda: self if self.on else None,
+            refused=self.refused,
+            close=self.close,
+        )
 
     def close(self) -> None:
         if self._spans is not None:
@@ -118,7 +129,7 @@ class Tracer:
         try:
             while self._waiting:
                 (model, file), lines = self._waiting.popitem()
-                granted = await self._door.ask("trace-places", {"model": model, "wanted": len(lines)})
+                granted = await self._server.ask("tracing/places", {"model": model, "wanted": len(lines)})
                 for line in lines[: int(granted)]:
                     _write(file, line)
         except CarpoolError as error:
@@ -126,8 +137,9 @@ class Tracer:
         finally:
             self._asking = None
 
-    def _renewed(self, catalog: Catalog) -> None:
-        self._scopes = {name: _scope(settings) for name, settings in catalog.tracing.items()}
+    def follow(self, catalog: Catalog) -> None:
+        scopes = catalog.extra.get("tracing", {})
+        self._scopes = {name: _scope(settings) for name, settings in scopes.items()}
         self.on = self._spans is not None or any(self._scopes.values())
 
 

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
-from carpool.frontend.traces import tracing
-from carpool.frontend.traces.tracing import Tracer
+from carpool.extensions.tracing import front as tracing
+from carpool.extensions.tracing.engine import TraceSettings
+from carpool.extensions.tracing.front import Tracer
 from carpool.link.door import Answer
-from carpool.process.shared_settings import TraceSettings
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeDoor, echo
-from frontend.fake_host import FakeHost
+from frontend.fake_engine_server import FakeEngineServer
 
 STEPS = [
     "REQUEST_START",
@@ -43,13 +43,14 @@ class Front:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.door = FakeDoor(echo("a", Datatype.FP32), echo("b", Datatype.FP32))
-        host: Any = FakeHost(self.door)
-        TraceSettings(host, str(file))
-        host.publish()
-        self.tracer = Tracer(self.door)
+        server: Any = FakeEngineServer(self.door, "tracing")
+        server.serve(TraceSettings(server, str(file)).part)
+        front: Any = SimpleNamespace(ask=self.door.ask)
+        self.tracer = Tracer(front)
+        self.door.watch(self.tracer.follow)
 
     async def update(self, model: str = "", **settings: Any) -> None:
-        await self.door.ask("trace-settings", {"model": model, "settings": settings})
+        await self.door.ask("tracing/settings", {"model": model, "settings": settings})
 
     def answer(self, model: str, times: int = 1) -> None:
         for _ in range(times):
@@ -150,11 +151,11 @@ def test_an_engine_that_restarts_costs_traces_and_no_more(tmp_path: Path) -> Non
 
     async def story(front: Front) -> None:
         await front.update(trace_level=["TIMESTAMPS"], trace_rate="1", trace_count="7")
-        places = front.door.answers["trace-places"]
-        front.door.answers["trace-places"] = lost
+        places = front.door.answers["tracing/places"]
+        front.door.answers["tracing/places"] = lost
         front.answer("a", 3)
         await front.settled()
-        front.door.answers["trace-places"] = places
+        front.door.answers["tracing/places"] = places
         front.answer("a", 2)
         await front.settled()
 

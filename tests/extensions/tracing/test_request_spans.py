@@ -18,13 +18,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2_grpc
 
-from carpool.config.otel_settings import OtelSettings, read_otel
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError, Refused
-from carpool.frontend.traces.request_spans import RequestSpans, SpanMessages, _Context, _Ended
-from carpool.frontend.traces.span_export import SpanExporter
-from carpool.frontend.traces.trace_context import Origin, Parent, read_parent, read_state
-from carpool.observe.columns import REQUEST_SECONDS, SPANS
+from carpool.extensions.tracing.front import Tracer
+from carpool.extensions.tracing.request_spans import RequestSpans, SpanMessages, _Context, _Ended
+from carpool.extensions.tracing.settings import OtelSettings, read_otel
+from carpool.extensions.tracing.span_export import SpanExporter
+from carpool.frontend.calls.trace_context import Origin, Parent, read_parent, read_state
+from carpool.observe.columns import REQUEST_SECONDS, by_word
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.types import PartTiming, StepTiming, Timing
@@ -42,12 +43,17 @@ def spans_for(table: Table, url: str, **more: Any) -> RequestSpans:
     return RequestSpans(settings, "test", table.block(0).server, table.block_exemplars(0))
 
 
+def export(service: Any, spans: RequestSpans) -> None:
+    service.parts.add("tracing", Tracer(service.parts._server, spans).part)
+    service._follow(service.door.catalog)
+
+
 @contextlib.contextmanager
 def traced(url: str, *models: Any, **more: Any) -> Iterator[Any]:
     with front_end(*models) as front:
         table = front.app._service.table
         spans = spans_for(table, url, **more)
-        front.run(lambda: front.app.tracer.export(spans))
+        front.run(lambda: export(front.app._service, spans))
         yield front
 
 
@@ -90,14 +96,14 @@ def test_a_request_over_http_and_its_parts() -> None:
 def test_callers_decide_and_else_chance(field: str, sample: float, kept: bool) -> None:
     with collecting() as collector, traced(collector.url, sample=sample) as front:
         assert ask(front, **({"traceparent": field} if field else {})) == 200
-        front.run(front.app.tracer.close)
+        front.run(front.app._service.parts.close)
     assert bool(collector.spans) is kept
 
 
 def test_a_request_over_grpc() -> None:
     with collecting() as collector, grpc_front_end() as front:
         spans = spans_for(front.table, collector.url, sample=0.0)
-        front.run(lambda: front.server.service.tracer.export(spans))
+        front.run(lambda: export(front.server.service, spans))
         with grpc.insecure_channel(front.url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             metadata = (("traceparent", f"00-{TRACE}-{SPAN}-01"),)
@@ -220,8 +226,8 @@ def test_a_dead_collector_costs_spans_only() -> None:
     exporting.close()  # which waits for nobody
     exporting._thread.join(30)
     cells = table.server()
-    assert cells[SPANS["dropped"]] >= 90
-    assert cells[SPANS["exported"]] == 0
+    assert cells[by_word("tracing", "spans")["dropped"]] >= 90
+    assert cells[by_word("tracing", "spans")["exported"]] == 0
 
 
 @pytest.mark.parametrize("answer", [b"", b"\xff" * 100_000])
@@ -234,7 +240,7 @@ def test_a_collector_that_talks_nonsense(status: int, answer: bytes) -> None:
         until(lambda: bool(collector.requests))
         exporting.close()
         exporting._thread.join(30)
-    counted = table.server()[SPANS["exported" if status == 200 else "failed"]]
+    counted = table.server()[by_word("tracing", "spans")["exported" if status == 200 else "failed"]]
     assert counted == 1
 
 
@@ -274,7 +280,7 @@ def test_lost_spans_are_counted_within_seconds(
     exporting._row = type("Row", (), {"add": staticmethod(count)})()
     exporting._send, exporting._most_at_once, exporting._most_waiting = send, 1000, 1000
     alive, exporting._closing = exporting._closing, clock
-    monkeypatch.setattr("carpool.frontend.traces.span_export.monotonic", clock)
+    monkeypatch.setattr("carpool.extensions.tracing.span_export.monotonic", clock)
     exporting._export([1])
     tries = 3 if most < 10.0 else 1
     assert counted == [(most, 1), (most, tries)]
@@ -303,7 +309,7 @@ def test_a_slow_collector_holds_up_nobody() -> None:
     assert exporting._thread.is_alive(), "it still waits, and nobody for it"
     held.set()
     exporting._thread.join(30)
-    assert table.server()[SPANS["dropped"]] == 46
+    assert table.server()[by_word("tracing", "spans")["dropped"]] == 46
 
 
 def test_exemplars_are_read_by_the_official_parser() -> None:
@@ -391,6 +397,6 @@ def test_off_loads_nothing_of_it(tmp_path: Path) -> None:
     program = (
         "import sys; import carpool.process.front_ends, carpool.frontend.http.app;"
         "assert not [one for one in sys.modules if one.startswith('opentelemetry')];"
-        "assert 'carpool.frontend.traces.span_export' not in sys.modules"
+        "assert 'carpool.extensions.tracing.span_export' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

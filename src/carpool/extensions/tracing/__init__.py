@@ -1,0 +1,1 @@
+"""Exports spans of requests to an OpenTelemetry collector, and follows the trace context of clients."""
