@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.config.model import MAX_POOL
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
+from carpool.extensions.text.settings import MAX_POOL
 
 if TYPE_CHECKING:
-    from carpool.core.text_job import TextPromise
+    from carpool.extensions.text.text_job import TextPromise
     from carpool.sim.arrivals import Traffic
     from carpool.sim.generation_simulation import TextReport, TextScenario
 
@@ -73,7 +73,7 @@ class HasGeneration:
 
     def text_scenario(self, slo_ms: float, traffic: Traffic, **run: float) -> TextScenario:
         """Returns the scenario at a rate of 1; in seconds."""
-        from carpool.core.text_job import TextPromise
+        from carpool.extensions.text.text_job import TextPromise
         from carpool.sim.generation_simulation import TextScenario, TokenLengths
 
         slots = o.whole("--slots", self.slots, least=1, most=o.MOST_IN_A_BATCH)

@@ -7,11 +7,12 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from inspect import cleandoc
+from pathlib import Path
 
-from typer.core import TyperCommand
-
+from carpool.cli.command_line import HELP, Param
 from carpool.cli.verb_options import CORES, DEVICE, FLEET, MODEL, RUN, SERVER, TEXT, TRAFFIC
 
 _NARROWEST, _WIDEST = 60, 100
@@ -21,53 +22,49 @@ _OTHERS = "Options"
 _MIDDLE = 4
 _RANKS = {_OTHERS: 0, MODEL: 1, TRAFFIC: 2, FLEET: 3, CORES: 5, TEXT: 6, DEVICE: 7, RUN: 8, SERVER: 9}
 """Panels that several verbs have; their base classes declare them in another order."""
-_KINDS = {"float": "NUMBER", "float range": "NUMBER", "int": "N", "int range": "N", "path": "PATH"}
+_KINDS: Mapping[type, str] = {float: "NUMBER", int: "N", Path: "PATH"}
 
 
-class Verb(TyperCommand):
-    """Typer gives each kind of name a column, which leaves 20 characters for what an option does."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(verb_help(self, ctx))
-
-
-def option_rows(command: Any, context: Any) -> list[tuple[str, str]]:
-    return [
-        (_named(one), _meaning(one)) for one in command.get_params(context) if one.param_type_name == "option"
-    ]
-
-
-def verb_help(command: Any, context: Any) -> str:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    panels = {"Arguments": [(_argument(one), _meaning(one)) for one in arguments]} if arguments else {}
-    own = [one for one in command.get_params(context) if one.param_type_name == "option"]
-    by_panel: dict[str, list[Any]] = {}
-    for one in own:
-        by_panel.setdefault(getattr(one, "rich_help_panel", None) or _OTHERS, []).append(one)
-    rank = {**_RANKS, _OTHERS: 9} if by_panel[_OTHERS] == own[-1:] else _RANKS  # --help alone is last
-    rows = {
-        title: [(_named(one), _meaning(one)) for one in by_panel[title]]
-        for title in sorted(by_panel, key=lambda title: rank.get(title, _MIDDLE))
-    }
-    return page(command, context, panels | rows)
+def verb_help(command: str, about: str, params: Sequence[Param]) -> str:
+    """Returns what `carpool VERB --help` prints."""
+    arguments = [one for one in params if one.is_argument]
+    panels = {"Arguments": _described(arguments)} if arguments else {}
+    by_panel: dict[str, list[Param]] = {}
+    for one in params:
+        if not one.is_argument:
+            by_panel.setdefault(one.declared.panel or _OTHERS, []).append(one)
+    rank = _RANKS if _OTHERS in by_panel else {**_RANKS, _OTHERS: 9}  # --help alone is last
+    by_panel.setdefault(_OTHERS, []).append(HELP)
+    titles = sorted(by_panel, key=lambda title: rank.get(title, _MIDDLE))
+    panels |= {title: _described(by_panel[title]) for title in titles}
+    return page(" ".join((command, *map(_argument, arguments))), about, panels)
 
 
-def page(command: Any, context: Any, panels: Mapping[str, Iterable[tuple[str, str]]]) -> str:
+def general_help(
+    command: str, about: str, verbs: Mapping[str, Mapping[str, str]], options: Sequence[Param]
+) -> str:
+    """Returns what `carpool --help` prints: the verbs with their sentences by panel, and the options."""
+    panels = {title: [*rows.items()] for title, rows in verbs.items()}
+    return page(f"{command} COMMAND", about, {**panels, _OTHERS: _described(options)})
+
+
+def page(command: str, about: str, panels: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     """Returns the usage, what the command does, and its panels of names with their meanings."""
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-    pieces = [_argument(one) for one in command.params if one.param_type_name == "argument"]
-    if not pieces and hasattr(command, "list_commands"):
-        pieces = ["COMMAND"]
-    usage = f"Usage: {' '.join((context.command_path, *pieces))} [OPTIONS]"
+    usage = f"Usage: {command} [OPTIONS]"
     lines = [*textwrap.wrap(usage, width, subsequent_indent="  ", break_on_hyphens=False), ""]
-    lines += _prose(command.help or "", width)
+    lines += _prose(cleandoc(about), width)
     for title, rows in panels.items():
-        lines += [_bold(f"{title}:"), *_rows([*rows], width), ""]
+        lines += [_bold(f"{title}:"), *_rows(rows, width), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _described(params: Iterable[Param]) -> list[tuple[str, str]]:
+    return [(_argument(one) if one.is_argument else _named(one), _meaning(one)) for one in params]
+
+
 def _prose(text: str, width: int) -> Iterator[str]:
-    for part in text.strip().split("\n\n"):
+    for part in text.split("\n\n"):
         if part.startswith(_CODE):
             for line in part.splitlines():
                 yield from _example(line.strip(), width)
@@ -94,7 +91,7 @@ def _example(command: str, width: int) -> Iterator[str]:
     yield line
 
 
-def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
+def _rows(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
     column = min(max(len(name) for name, _ in rows), _WIDEST_NAME)
     for name, meaning in rows:
         said = textwrap.wrap(meaning, width - column - 4, break_on_hyphens=False) or [""]
@@ -106,43 +103,39 @@ def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
         yield from (" " * (column + 4) + more for more in said[1:])
 
 
-def _argument(argument: Any) -> str:
-    choices = getattr(argument.type, "choices", None)
-    name = argument.metavar or ("|".join(map(str, choices)) if choices else argument.name.upper())
-    name += "…" if argument.nargs == -1 and "…" not in name else ""
+def _argument(argument: Param) -> str:
+    name = argument.declared.metavar or "|".join(argument.choices) or argument.name.upper()
+    name += "…" if argument.many and "…" not in name else ""
     return name if argument.required else f"[{name.strip('[]')}]"
 
 
-def _named(option: Any) -> str:
-    names = ", ".join(option.opts)
-    return names if option.is_flag else f"{names} {option.metavar or _kind(option.type)}"
+def _named(option: Param) -> str:
+    [name] = option.opts
+    return name if option.is_flag else f"{name} {option.declared.metavar or _kind(option)}"
 
 
-def _kind(type_: Any) -> str:
-    choices = getattr(type_, "choices", None)
-    return "|".join(map(str, choices)) if choices else _KINDS.get(type_.name, "TEXT")
+def _kind(option: Param) -> str:
+    return "|".join(option.choices) or _KINDS.get(option.kind, "TEXT")
 
 
-def _meaning(param: Any) -> str:
-    facts = []
-    least, most = getattr(param.type, "min", None), getattr(param.type, "max", None)
-    if least is not None and most is not None:
-        facts.append(f"{least:g} to {most:g}")
-    if param.envvar:
-        facts.append(f"variable: {param.envvar}")
-    if param.required and param.param_type_name == "option":
+def _meaning(param: Param) -> str:
+    declared, facts = param.declared, []
+    if declared.min is not None and declared.max is not None:
+        facts.append(f"{declared.min:g} to {declared.max:g}")
+    if declared.envvar:
+        facts.append(f"variable: {declared.envvar}")
+    if param.required and not param.is_argument:
         facts.append("required")
     if default := _default(param):
         facts.append(f"default: {default}")
-    return " ".join((param.help or "").split()) + (f" [{'; '.join(facts)}]" if facts else "")
+    return " ".join(declared.help.split()) + (f" [{'; '.join(facts)}]" if facts else "")
 
 
-def _default(param: Any) -> str:
-    shown = getattr(param, "show_default", False)
+def _default(param: Param) -> str:
+    shown, default = param.declared.show_default, param.default
     if isinstance(shown, str):
         return shown
-    default = param.default
-    if not shown or callable(default) or default is None or default is False or default in ("", ()):
+    if not shown or default is MISSING or default is None or default is False or default in ("", ()):
         return ""
     return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.written_files import make_folder, write_file
@@ -25,17 +23,15 @@ if TYPE_CHECKING:
 _BEST = 5
 _LABELS = {"imagenet": "imagenet_labels.txt", "coco": "coco_labels.txt"}
 
-Model = Annotated[Path, typer.Argument(help="A model file or a model folder.", show_default=False)]
-Task = Annotated[str, typer.Option(help="The model's task, if you know it.", metavar="TASK")]
+Model = Annotated[Path, o.Declared(help="A model file or a model folder.", is_argument=True)]
+Task = Annotated[str, o.Declared(help="The model's task, if you know it.", metavar="TASK")]
 Labels = Annotated[
-    str, typer.Option(help="File with the class names, one per line; or imagenet or coco.", metavar="FILE")
+    str, o.Declared(help="File with the class names, one per line; or imagenet or coco.", metavar="FILE")
 ]
-Size = Annotated[str, typer.Option(help="Size of the model's input: 640, or height,width.", metavar="PIXELS")]
+Size = Annotated[str, o.Declared(help="Size of the model's input: 640, or height,width.", metavar="PIXELS")]
 Preset = Annotated[
     str,
-    typer.Option(
-        help="The library whose preprocessing it was trained with, if you know it.", metavar="PRESET"
-    ),
+    o.Declared(help="The library whose preprocessing it was trained with, if you know it.", metavar="PRESET"),
 ]
 
 
@@ -142,9 +138,7 @@ def _asked(*, asking: bool) -> str:
 
     if not asking or not sys.stdin.isatty():
         return ""
-    chosen = str(
-        typer.prompt("Write which preset into model.toml (none: Enter)", default="", show_default=False)
-    )
+    chosen = input("Write which preset into model.toml (none: Enter): ")
     if chosen and chosen not in PRESETS:
         raise InvalidInput(f"there is no preset {chosen!r}")
     return chosen

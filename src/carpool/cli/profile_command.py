@@ -96,7 +96,7 @@ class ProfileVerb(o.AsksServer):
             self.backend,
         )
         source = the_model(question)
-        if source.config.generate is not None:
+        if source.config.asks("text"):
             self._measure_text(source, question.repeats)
             return
         with show.status("reading the model") as tell:

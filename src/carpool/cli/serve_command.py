@@ -12,15 +12,13 @@ from dataclasses import MISSING, Field, fields, make_dataclass, replace
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.inspect_command import named_labels
 from carpool.config.model import BATCH_HELP, Mode
-from carpool.config.server import FALSE, TRUE, ServerSettings
+from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:
@@ -95,30 +93,16 @@ def _option(setting: Field[Any], kind: Any, panel: str) -> tuple[str, Any, Any]:
     return setting.name, typed | None, o.option(None, setting.metadata["words"], **more)
 
 
-def plain_flags(words: Sequence[str]) -> list[str]:
-    """A command line in which flags have no values: Triton's users write --exit-on-error=true."""
-    flags = {f"--{one.name.replace('_', '-')}" for one in fields(ServerSettings) if _KINDS[one.name] is bool}
-    plain = []
-    for word in words:
-        name, given, value = word.partition("=")
-        if name in flags and given:
-            if value.lower() not in (*TRUE, *FALSE):
-                raise ConfigError(f"{name} must be true or false, not {value!r}", field=name)
-            word = name if value.lower() in TRUE else f"--no-{name.removeprefix('--')}"
-        plain.append(word)
-    return plain
-
-
 _KINDS = get_type_hints(ServerSettings)
-_PATHS = typer.Argument(
-    help="Model files, model folders or Triton repositories; object storage such as s3://BUCKET/PATH; or "
+_PATHS = o.argument(
+    "Model files, model folders or Triton repositories; object storage such as s3://BUCKET/PATH; or "
     "models:/NAME@ALIAS of a registry. Default: CARPOOL_MODELS, or the demo models.",
-    show_default=False,
+    default=None,
 )
 Serve = make_dataclass(
     "Serve",
     [
-        ("paths", Annotated[list[Path] | None, _PATHS], None),
+        ("paths", list[Path] | None, _PATHS),
         *(
             _option(one, _KINDS[one.name], _panels()[one.name])
             for one in fields(ServerSettings)
@@ -138,13 +122,11 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     import uvloop
 
     from carpool.config.control_groups import memory_limit, within_limit
-    from carpool.config.otel_settings import otel_warning, read_otel
     from carpool.config.server import server_settings
     from carpool.demo import demo_models
     from carpool.frontend.access.access import check_files
     from carpool.observe.descriptors import raise_limit
     from carpool.observe.logs import configure, finish, logger
-    from carpool.process.recording import claim
     from carpool.process.supervisor import FrontendKind, Supervisor
 
     settings, warnings = server_settings(given)
@@ -154,8 +136,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         settings = replace(settings, log_level="error" if settings.log_level == "error" else "warning")
     settings = replace(settings, labels=named_labels(settings.labels))
     configure(settings.log_format, settings.log_level)
-    read_otel(settings)  # before anything is loaded: it may be wrong
-    for warning in filter(None, (*warnings, otel_warning(settings))):
+    for warning in warnings:
         logger("server").warning("settings", message=warning)
     raise_limit(settings.max_connections)
     limit = memory_limit()
@@ -170,8 +151,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     settings = replace(settings, models=tuple(map(str, paths)))
     paths = _fetched(_brought(paths, settings), settings)
     sources, mistaken = _find(paths, settings)
-    if settings.record:
-        settings = replace(settings, record=str(claim(settings.record)))
+    settings = _begun(settings)
     verb = "Expecting" if settings.on_demand else "Loading"
     if not settings.quiet:
         print(f"{verb} {show.count(len(sources) + mistaken, 'model')} …", flush=True)
@@ -196,6 +176,19 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         code = runner.run(supervisor.run())
     finish()
     return code
+
+
+def _begun(settings: ServerSettings) -> ServerSettings:
+    """Lets the extensions that are switched on check their options; returns those that the processes get."""
+    from carpool.extensions import started
+    from carpool.observe.logs import logger
+
+    for extension in started(settings):
+        if extension.begin:
+            settings, warning = extension.part(extension.begin)(settings)
+            if warning:
+                logger("server").warning("settings", message=warning)
+    return settings
 
 
 def _needs_runner(sources: Sequence[ModelSource], settings: ServerSettings) -> bool:

@@ -13,8 +13,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
-
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
 
@@ -36,21 +34,38 @@ _KEY = re.compile(r"[!-~]{1,512}")
 Value = TypeVar("Value")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """Describes one argument or option of a verb, beside its field's type and default."""
+
+    help: str
+    panel: str | None = None  # of the help
+    name: str = ""  # of the option, where it is not the field's; `--on/--no-on` is a flag that has both
+    metavar: str = ""  # what the help calls its value
+    envvar: str = ""  # the variable that sets it
+    min: float | None = None
+    max: float | None = None
+    show_default: bool | str = True  # or what the help says in place of the default
+    is_argument: bool = False  # it stands without a name
+
+
 def option(
     default: Value, words: str, panel: str | None = None, *, name: str | None = None, **more: Any
 ) -> Value:
     """Returns a field of a verb's dataclass: its default, and what the help says of it."""
-    return field(default=default, metadata={"option": _shared(panel, words, name, **more)})
+    return field(default=default, metadata={"option": _shared(panel, words, name or "", **more)})
 
 
 def argument(words: str, *, default: Any = MISSING, **more: Any) -> Any:
     """As `option`, for what stands without a name; it is needed unless it has a default."""
-    return field(default=default, metadata={"option": typer.Argument(help=words, show_default=False, **more)})
+    return field(
+        default=default,
+        metadata={"option": Declared(help=words, is_argument=True, show_default=False, **more)},
+    )
 
 
-def _shared(panel: str | None, words: str, name: str | None = None, **more: Any) -> Any:
-    names = () if name is None else (name,)
-    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+def _shared(panel: str | None, words: str, name: str = "", **more: Any) -> Declared:
+    return Declared(help=words, panel=panel, name=name, **more)
 
 
 Noise = Annotated[float, _shared(DEVICE, "Variation of batch times: sigma of a lognormal factor.")]
@@ -58,7 +73,7 @@ Seed = Annotated[int, _shared(RUN, "Random seed; the same seed gives the same ru
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
 URL_VARIABLE = "CARPOOL_URL"
 DEFAULT_URL = "http://localhost:8000"
-ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE, metavar="URL")]
+ServerUrl = Annotated[str, Declared(help="Address of the server.", envvar=URL_VARIABLE, metavar="URL")]
 _CURVE = "Batch times: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096

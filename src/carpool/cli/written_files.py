@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -28,7 +29,12 @@ def write_file(path: Path, content: str | bytes) -> None:
             path.write_bytes(data)
             return
         file = path.resolve()
-        write_whole(file, (data,), file.stat().st_mode & 0o777 if file.exists() else _usual_mode())
+        try:
+            write_whole(file, (data,), file.stat().st_mode & 0o777 if file.exists() else _usual_mode())
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            file.write_bytes(data)  # it is mounted by itself, as in a container: no other can take its place
     except OSError as error:
         raise CannotWrite(path, error) from None
 

@@ -114,7 +114,7 @@ class ProfileQuestion:
 def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileReport:
     q = question
     source = the_model(q)
-    if source.config.generate is not None:
+    if source.config.asks("text"):
         raise InvalidInput(f"{source.config.name} writes text: it has no batches, but an encoder and steps")
     version = source.versions[-1]
     config = backends.describe(source.config, version)

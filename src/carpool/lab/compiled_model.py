@@ -36,7 +36,7 @@ def compile_model(source: ModelSource, out: Path | None, tell: Callable[[str], N
     """Compiles the newest version, for the device of this machine. Without `out` the file goes beside the
     model."""
     config, version = source.config, source.versions[-1]
-    if config.pytorch.compile == "off" or config.generate is not None:
+    if config.pytorch.compile == "off" or config.asks("text"):
         raise InvalidInput(
             f"{config.name}: its settings do not ask for it; set compile = true in [pytorch] of model.toml"
         )

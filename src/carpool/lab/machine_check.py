@@ -18,11 +18,10 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from carpool import __version__
+from carpool import __version__, extensions
 from carpool.compiling import form, other_form
 from carpool.config.backend_kinds import BackendKind, installed, kinds
 from carpool.config.control_groups import memory_limit
-from carpool.config.otel_settings import otel_warning, package_is_missing, read_otel
 from carpool.config.server import ServerSettings, server_settings
 from carpool.config.usable_cores import usable_cores
 from carpool.engine.profile.hardware import gpu_count, hardware
@@ -60,7 +59,7 @@ def check_machine(environ: Mapping[str, str] | None = None) -> list[Finding]:
     environ = os.environ if environ is None else environ
     settings, found = _settings(environ)
     seen = [*_carpool(), *_engines(), *_devices(), *_limits(), *_folders(settings), *_ports(settings)]
-    return [*seen, _tracing(settings, environ), *found]
+    return [*seen, *_extensions(settings, environ), *found]
 
 
 def _settings(environ: Mapping[str, str]) -> tuple[ServerSettings, list[Finding]]:
@@ -226,24 +225,12 @@ def _ports(settings: ServerSettings) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _tracing(settings: ServerSettings, environ: Mapping[str, str]) -> Finding:
-    missing = package_is_missing()
-    advice = "pip install 'carpool[otel]'" if missing else ""
-    try:
-        otel = read_otel(settings, environ)
-        wanted = otel_warning(settings, environ)
-    except CarpoolError as error:
-        return Finding("tracing", "OpenTelemetry", State.WRONG, error.message, advice)
-    if otel is not None:
-        says = f"spans of {otel.sample:.4g} of the requests go to {otel.url}"
-        return Finding("tracing", "OpenTelemetry", State.FINE, says)
-    if wanted:
-        return Finding(
-            "tracing", "OpenTelemetry", State.NOTE, "is not installed, but a collector is set", advice
-        )
-    if missing:
-        return Finding("tracing", "OpenTelemetry", State.ABSENT, "is not installed", advice)
-    return Finding("tracing", "OpenTelemetry", State.FINE, "is installed; no collector is set")
+def _extensions(settings: ServerSettings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    for one in extensions.installed().values():
+        if one.home:
+            yield Finding("extensions", one.name, State.FINE, f"is installed, in the package {one.home}")
+        if one.doctor:
+            yield from one.part(one.doctor)(settings, environ)
 
 
 def _taken(port: int) -> bool:

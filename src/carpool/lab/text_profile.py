@@ -10,9 +10,10 @@ from statistics import median
 
 from carpool.config.repository import ModelSource
 from carpool.core.curve import BatchCurve
-from carpool.engine.generation.text_loading import TextLoading, promise_of
 from carpool.engine.profile.hardware import CpuWatch, hardware
 from carpool.engine.profile.measuring import Point
+from carpool.extensions.text.settings import text_settings
+from carpool.extensions.text.text_loading import TextLoading, promise_of
 from carpool.lab.batch_profile import CAUTION, Tell, doubts
 
 _RUNS = 5  # of a size in one pass, at least; two passes show whether the machine changes meanwhile
@@ -79,7 +80,7 @@ def profile_text(
     )
     encodes = BatchCurve.measured([(p.size, p.seconds) for p in encoder], encoder[-1].size)
     steps = BatchCurve.measured([(p.size, p.seconds) for p in step], slots, widths)
-    promise = promise_of(config, slots)
+    promise, settings = promise_of(config, slots), text_settings(config)
     budgets = tuple(_budget(width, encodes, steps, promise.apart) for width in widths)
     found = doubts([*encoder, *step], passes[-1][0].points[0], stolen) if config.fake is None else []
     return TextProfileReport(
@@ -97,7 +98,7 @@ def profile_text(
         budgets=budgets,
         noisy=bool(found),
         steal=round(stolen, 4),
-        notes=(*said, *_verdict(budgets, config.ttft, config.per_token), *found),
+        notes=(*said, *_verdict(budgets, settings.ttft, settings.per_token), *found),
     )
 
 

@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.text_job import DecodeStep, Encode, TextJob, TextPromise
-from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
+from carpool.extensions.text.text_job import DecodeStep, Encode, TextJob, TextPromise
+from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.sim.arrivals import Arrival, Poisson, Traffic
 from carpool.sim.simulation import Device, percentile
 
