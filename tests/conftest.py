@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from carpool.compiling import is_compiled
 from carpool.config import backend_kinds
-from later import many
+from later import THOROUGH, many
 from rewriting import rewrite_share
 from together import are_together, one_test
 
@@ -30,6 +31,10 @@ settings.register_profile(
 # What is to land is judged by the same examples each time; whoever develops looks at new ones with every run.
 settings.register_profile("ci", settings.get_profile("carpool"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "carpool")
+if not os.environ.get(THOROUGH):
+    # Hypothesis looks through all sources for constants to try: in a fresh clone, 4 s of CPU for each of
+    # pytest's processes. `make conformance` has them.
+    providers._get_local_constants = lambda: providers._local_constants
 
 # Tests start hundreds of processes. Where bytecode must not be kept, each would compile the package anew, and
 # each of pytest's workers would write the assertions of all files anew.

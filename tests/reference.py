@@ -10,20 +10,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import typer
-
-from carpool.cli.main import app
+from carpool.cli.command_line import Param
+from carpool.cli.verbs import listed
 from carpool.config.server import ServerSettings, variables
 from carpool.observe.prometheus import chosen
+from cli_run import params
 from interactions import table
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = re.compile(r"(<!-- generated: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 COMMON = ("--url", "--json", "--api-key-file", "--ca", "--insecure")  # of several verbs, in the same words
-_COMMANDS: Any = typer.main.get_command(app)
 _OF_SERVER = {
     spec.metadata["option"].get("name", f"--{spec.name.replace('_', '-')}"): spec
     for spec in fields(ServerSettings)
@@ -49,8 +47,12 @@ def options(verb: str) -> Iterator[str]:
     if own:
         yield from ("| option | default | meaning |", "|---|---|---|")
         for param in own:
-            default = _of_the_server(param.opts[0]) if verb == "serve" else _shown(param.default)
-            yield f"| `{param.opts[0]}` | {default} | {_cell(param.help or '')} |"
+            default = (
+                _of_the_server(param.opts[0])
+                if verb == "serve"
+                else _shown(None if param.required else param.default)
+            )
+            yield f"| `{param.opts[0]}` | {default} | {_cell(param.declared.help)} |"
 
 
 def common_options(_: str) -> Iterator[str]:
@@ -59,18 +61,17 @@ def common_options(_: str) -> Iterator[str]:
     for option in COMMON:
         having = {
             verb: param
-            for verb in _COMMANDS.list_commands(None)
+            for verb in listed()
             for param in _options(verb)
             if param.opts[0] == option and verb != "serve"
         }
-        [meaning] = {_cell(param.help or "") for param in having.values()}
+        [meaning] = {_cell(param.declared.help) for param in having.values()}
         [default] = {_shown(param.default) for param in having.values()}
         yield f"| `{option}` | {default} | {meaning} | {', '.join(f'`{verb}`' for verb in having)} |"
 
 
-def _options(verb: str) -> list[Any]:
-    params = _COMMANDS.get_command(None, verb).params
-    return [param for param in params if param.opts[0].startswith("--") and param.opts[0] != "--help"]
+def _options(verb: str) -> list[Param]:
+    return [param for param in params(verb) if not param.is_argument]
 
 
 def _of_the_server(option: str) -> str:

@@ -14,15 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from arrows import ARROWS, arrows
+from carpool.extensions import BUILT_IN, installed
 from docstrings import statements, statements_in
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "carpool"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+OF_EXTENSIONS = sorted((PACKAGE / "extensions").glob("*/**/*.py"))
+SOURCES = sorted(set(PACKAGE.rglob("*.py")).difference(OF_EXTENSIONS))
 
 # Which other folders the files of a folder may import: a folder by its path, a file beside them by its name.
-# Everybody may import his own folder, and LEAVES. `__init__` is the package's public face.
-LEAVES = {"types", "errors", "compiling"}
+# Everybody may import his own folder, and LEAVES. `__init__` is the package's public face. What is below
+# `extensions` may import every folder of the server, and no folder imports it: see the tests of extensions.
+LEAVES = {"types", "errors", "compiling", "extension", "extensions"}
 ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "client engine engine/run",
@@ -31,51 +35,45 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory observe",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
-    "cli": "client config core demo deploy_files drift engine/profile frontend frontend/access lab "
-    "lab/cascade lab/evaluate lab/load lab/sweep link observe pipelines process ray ray_cluster "
-    "registry sim video vision vision/plans",
+    "cli": "client config core demo engine/profile frontend frontend/access lab "
+    "lab/evaluate lab/load lab/sweep link observe pipelines process ray "
+    "registry sim vision vision/plans",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
-    "deploy_files": "core",
-    "drift": "config core vision",
-    "engine": "backends/torch config core engine/fleet engine/loading engine/models engine/profile "
+    "engine": "backends config core engine/fleet engine/loading engine/models engine/profile "
     "engine/routes engine/run link memory observe vision vision/plans",
-    "engine/control": "config core drift engine engine/fleet engine/loading engine/models link memory "
+    "engine/control": "config core engine engine/fleet engine/loading engine/models link memory "
     "observe registry rollout",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
     "engine/routes engine/run link memory observe",
-    "engine/generation": "backends config core engine/loading engine/profile engine/run link observe "
-    "vision/plans",
     "engine/loading": "backends backends/torch config core engine/profile engine/run link memory observe "
     "vision vision/plans vision/tasks",
-    "engine/models": "backends config core engine/generation engine/loading engine/profile engine/routes "
+    "engine/models": "backends config core engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
     "engine/profile": "backends cache config core engine/run link memory observe",
     "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe wire",
-    "frontend": "core frontend/caches frontend/calls frontend/pictures frontend/rollout frontend/traces "
+    "frontend": "config core frontend/caches frontend/calls frontend/pictures frontend/rollout "
     "link memory observe wire",
     "frontend/access": "config observe",
     "frontend/caches": "cache config core frontend/calls frontend/pictures link memory observe vision "
     "vision/plans wire",
-    "frontend/calls": "cache frontend/pictures frontend/traces link memory observe wire",
+    "frontend/calls": "cache config frontend/clients frontend/pictures link memory observe wire",
     "frontend/clients": "",
     "frontend/grpc": "cache config core frontend frontend/access frontend/caches frontend/calls "
-    "frontend/clients frontend/http frontend/pictures frontend/traces link memory observe wire "
+    "frontend/clients frontend/http frontend/pictures link memory observe wire "
     "wire/proto",
     "frontend/http": "cache config console core frontend frontend/access frontend/caches frontend/calls "
-    "frontend/clients frontend/pictures frontend/traces link memory observe vision vision/tasks wire",
-    "frontend/pictures": "config core drift frontend/clients link memory observe pipelines vision "
+    "frontend/clients frontend/pictures link memory observe vision vision/tasks wire",
+    "frontend/pictures": "config core frontend/clients link memory observe pipelines vision "
     "vision/plans vision/tasks wire",
     "frontend/rollout": "config core frontend/calls frontend/pictures link memory observe vision "
     "vision/plans wire",
-    "frontend/traces": "cache config link observe wire",
-    "lab": "backends config core engine/generation engine/loading engine/profile engine/run memory "
+    "lab": "backends config core engine/loading engine/profile engine/run memory "
     "pipelines sim vision vision/plans",
-    "lab/cascade": "client config core engine lab/evaluate vision vision/plans",
     "lab/evaluate": "client config engine engine/fleet vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine/profile lab lab/load link sim",
@@ -83,17 +81,15 @@ MAY_IMPORT: Mapping[str, str] = {
     "memory": "",
     "observe": "core",
     "pipelines": "config",
-    "process": "cache config engine engine/control engine/fleet engine/loading engine/profile frontend "
-    "frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
-    "frontend/pictures frontend/traces link memory observe wire",
-    "ray": "ray_cluster",
-    "ray_cluster": "client config core deploy_files vision",
+    "process": "cache config engine engine/control engine/fleet engine/loading engine/models engine/profile "
+    "frontend frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
+    "frontend/pictures link memory observe wire",
+    "ray": "",
     "registry": "config",
     "rollout": "cache config core sim",
-    "runner": "backends backends/torch core engine/generation engine/loading engine/profile engine/run "
+    "runner": "backends backends/torch core engine/loading engine/profile engine/run "
     "link memory observe process vision/plans",
     "sim": "core",
-    "video": "client lab/load vision",
     "vision": "config",
     "vision/plans": "config vision vision/tasks",
     "vision/tasks": "config vision",
@@ -102,7 +98,7 @@ MAY_IMPORT: Mapping[str, str] = {
 }
 
 # What no request passes. Nothing that serves imports it, and a verb does when it runs.
-LAB = {"deploy_files", "lab", "ray", "ray_cluster", "video"}
+LAB = {"extensions/cameras", "extensions/deploy", "extensions/ray", "lab", "ray"}
 
 
 def name_of(path: Path) -> str:
@@ -113,10 +109,12 @@ def name_of(path: Path) -> str:
 
 def folder_of(path: Path) -> str:
     inside = path.relative_to(PACKAGE)
+    if inside.parts[0] == "extensions":
+        return "/".join(inside.parts[: len(inside.parts) - 1][:2])
     return str(inside.parent) if len(inside.parts) > 1 else inside.stem
 
 
-MODULES = {name_of(path): path for path in SOURCES}
+MODULES = {name_of(path): path for path in (*SOURCES, *OF_EXTENSIONS)}
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,8 @@ def test_imports_only_go_where_they_may() -> None:
         here = folder_of(path)
         allowed = {here, *LEAVES, *MAY_IMPORT.get(here, "").split()}
         for name in imported_files(path):
-            if folder_of(MODULES[name]) not in allowed and here != "__main__":
+            there = folder_of(MODULES[name])
+            if there not in allowed and here != "__main__" and not there.startswith("extensions/"):
                 wrong.append(f"{name_of(path)} imports {name}")
     assert wrong == []
 
@@ -196,6 +195,32 @@ def test_few_files_are_read_together() -> None:
     assert [found for found in circles(graph) if len(found.split()) > 3] == []
 
 
+def test_the_server_imports_fewer_features() -> None:
+    """Not inside functions and not for types alone: a process finds extensions by their manifests."""
+    inside = {name: str(path.relative_to(PACKAGE)) for name, path in MODULES.items()}
+    found = arrows(
+        {inside[name]: [inside[one] for one in imported_files(path)] for name, path in MODULES.items()}
+    )
+    assert found == ARROWS, "cut what is new, and take what was cut out of tests/arrows.py"
+
+
+def test_an_extension_imports_others_only_if_it_needs_them() -> None:
+    found = []
+    for path in OF_EXTENSIONS:
+        here = folder_of(path)
+        needed = {f"extensions/{name}" for name in installed()[path.parts[len(PACKAGE.parts) + 1]].needs}
+        for name in imported_files(path):
+            folder = folder_of(MODULES[name])
+            if folder.startswith("extensions/") and folder not in {here, *needed}:
+                found.append(f"{name_of(path)} imports {name}")
+    assert found == []
+
+
+def test_every_folder_of_an_extension_has_its_line() -> None:
+    folders = {path.parts[len(PACKAGE.parts) + 1] for path in OF_EXTENSIONS}
+    assert folders == {one.name for one in BUILT_IN}
+
+
 def test_nothing_that_serves_may_import_the_lab() -> None:
     def outermost(folders: Iterable[str]) -> set[str]:
         return {folder.partition("/")[0] for folder in folders}
@@ -205,15 +230,17 @@ def test_nothing_that_serves_may_import_the_lab() -> None:
 
 
 def test_verbs_import_the_lab_when_they_run() -> None:
-    verbs = sorted(path.stem for path in (PACKAGE / "cli").glob("*_command.py"))
-    loaded = loaded_with(", ".join(f"carpool.cli.{verb}" for verb in verbs))
-    assert {f"carpool.cli.{verb}" for verb in verbs} <= loaded
-    assert not {name for name in loaded if is_of_the_lab(name)}
+    files = [*(PACKAGE / "cli").glob("*_command.py"), *(PACKAGE / "extensions").glob("*/*command.py")]
+    verbs = {f"carpool.{name_of(path)}" for path in files}
+    loaded = loaded_with(", ".join(sorted(verbs)))
+    assert verbs <= loaded
+    folders = {verb.rpartition(".")[0] for verb in verbs}
+    assert not {name for name in loaded if is_of_the_lab(name)} - verbs - folders
 
 
 def is_of_the_lab(module: str) -> bool:
-    inside = module.removeprefix("carpool.")
-    return inside != module and inside.partition(".")[0] in LAB
+    inside = f"{module.removeprefix('carpool.').replace('.', '/')}/"
+    return module.startswith("carpool.") and any(inside.startswith(f"{folder}/") for folder in LAB)
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
@@ -279,12 +306,20 @@ def classes_of(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
+# What extensions have that is like core: laws without a clock.
+PURE = (
+    "sequences/law.py",
+    "sequences/pinned.py",
+    "streams/places.py",
+    *(f"text/{name}.py" for name in ("text_job", "text_scheduler", "lengths")),
+)
+
+
 def test_core_is_pure() -> None:
     impure = {"time", "threading", "asyncio", "socket", "logging", "multiprocessing"}
     allowed = sys.stdlib_module_names - impure | {"carpool"}
-    found = [
-        (path.name, name) for path in (PACKAGE / "core").rglob("*.py") for name in source_of(path).imports
-    ]
+    pure = [*(PACKAGE / "core").rglob("*.py"), *(PACKAGE / "extensions" / name for name in PURE)]
+    found = [(path.name, name) for path in pure for name in source_of(path).imports]
     assert [(file, name) for file, name in found if name.split(".")[0] not in allowed] == []
 
 
@@ -369,7 +404,7 @@ def loaded_with(module: str) -> set[str]:
 
 def test_importing_carpool_stays_light() -> None:
     """A user's own app pays for numpy and little else."""
-    heavy = {"onnxruntime", "matplotlib", "typer", "rich", "grpc", "uvloop", "torch", "cv2"}
+    heavy = {"onnxruntime", "matplotlib", "rich", "grpc", "uvloop", "torch", "cv2"}
     assert not heavy & loaded_with("carpool")
 
 
@@ -384,7 +419,7 @@ def test_importing_carpool_stays_light() -> None:
             "carpool.process.supervisor",
             "carpool.engine.models.served carpool.frontend.http.app cv2 grpc torch",
         ),
-        ("carpool.cli.main", "numpy rich orjson uvloop asyncio http.client carpool.config carpool.lab"),
+        ("carpool.cli.main", "numpy rich orjson uvloop asyncio email http.client carpool.config carpool.lab"),
     ],
 )
 def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:
@@ -392,6 +427,7 @@ def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:
     assert not set(spared.split()) & loaded_with(process)
 
 
+@pytest.mark.conformance
 @pytest.mark.interpreted  # what is compiled has no lines to count
 def test_the_heart_is_covered_branch_by_branch(tmp_path: Path) -> None:
     """batcher and admission: 100 %, by their own unit tests alone."""

@@ -12,13 +12,8 @@ import pytest
 
 from backends import torch_models as tm
 from backends.torch_models import INPUT, OUTPUTS, PretendedDevice
-from carpool.backends.torch import device_sharing
-from carpool.backends.torch.device_sharing import (
-    MemoryLedger,
-    in_words,
-    ledger_of,
-    limit_device_memory,
-)
+from carpool.backends import device_memory
+from carpool.backends.device_memory import MemoryLedger, in_words, ledger_of, limit_device_memory
 from carpool.errors import ModelError
 
 ROW = 3 * tm.SIDE * tm.SIDE * 4
@@ -26,9 +21,9 @@ ROW = 3 * tm.SIDE * tm.SIDE * 4
 
 @pytest.fixture(autouse=True)
 def fresh_ledgers() -> Iterator[None]:
-    device_sharing._ledgers.clear()
+    device_memory._ledgers.clear()
     yield
-    device_sharing._ledgers.clear()
+    device_memory._ledgers.clear()
     limit_device_memory(None)
 
 
@@ -46,7 +41,7 @@ def place(tmp_path: Path, script: bytes, name: str = "m", max_batch: int = 8) ->
 
 def test_the_budget_is_a_share_of_what_is_free_or_what_is_said() -> None:
     assert ledger_of(PretendedDevice(1000)).most == 900
-    device_sharing._ledgers.clear()
+    device_memory._ledgers.clear()
     limit_device_memory(2.5)
     device = PretendedDevice(10**10)
     assert ledger_of(device).most == 2_500_000_000
@@ -176,4 +171,4 @@ def test_closing_gives_everything_back(tmp_path: Path, script: bytes) -> None:
     assert all(row() is None for row in rows)
     assert set(ledger_of(device).by_model()) == {"other"}
     other.close()
-    assert device_sharing._ledgers[device.name].used == 0
+    assert device_memory._ledgers[device.name].used == 0

@@ -12,9 +12,9 @@ import torch
 
 from backends import torch_models as tm
 from backends.torch_models import CODE, INPUT, OUTPUTS
+from carpool.backends import device_memory
 from carpool.backends.backend import Placement
-from carpool.backends.torch import device_sharing
-from carpool.backends.torch.device_sharing import ledger_of, limit_device_memory
+from carpool.backends.device_memory import ledger_of, limit_device_memory
 from carpool.backends.torch.torch_backend import TorchBackend
 from carpool.backends.torch.torch_device import Captured, CudaDevice
 from carpool.errors import ModelError
@@ -189,7 +189,7 @@ def test_a_network_that_cannot_be_captured_runs_without_a_graph(
 
 
 def test_memory_is_counted_refused_and_given_back(tmp_path: Path) -> None:
-    device_sharing._ledgers.clear()
+    device_memory._ledgers.clear()
     limit_device_memory(4.0)
     try:
         warm = load(script(tmp_path, HALF, "warm"))
@@ -213,5 +213,5 @@ def test_memory_is_counted_refused_and_given_back(tmp_path: Path) -> None:
         assert torch.cuda.memory_reserved(0) <= before + WORKSPACES
     finally:
         limit_device_memory(None)
-        device_sharing._ledgers.clear()
+        device_memory._ledgers.clear()
         torch.cuda.set_per_process_memory_fraction(1.0, 0)

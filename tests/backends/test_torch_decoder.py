@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.backends.stepper import ModelPart
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
 from carpool.backends.torch.line_reader import LineReader
@@ -29,6 +28,8 @@ from carpool.backends.torch.torch_decoder import DecoderForm, TorchDecoder
 from carpool.backends.torch.torch_device import Device
 from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.errors import ConfigError, InvalidInput, ModelError
+from carpool.extensions.text.stepper import ModelPart
+from later import later
 
 TOOLS = Path(__file__).parents[2] / "tools" / "reader"
 WIDTH, HEADS, LAYERS, WORDS, LONGEST, MEMORY, SLOTS = 16, 2, 2, 13, 20, 6, 5
@@ -147,7 +148,7 @@ def hand(norm_first: bool = True) -> Hand:
     return Hand(model.slots(), truth, pictures(PICTURES))
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("norm_first", [True, later(False)])
 def test_tokens_are_those_of_one_answer_after_the_other(norm_first: bool) -> None:
     plays, waiting = hand(norm_first), list(range(PICTURES))
     while waiting or plays.held:
@@ -158,6 +159,7 @@ def test_tokens_are_those_of_one_answer_after_the_other(norm_first: bool) -> Non
     assert plays.whole == PICTURES
 
 
+@pytest.mark.conformance
 def test_slots_are_reused_at_any_time() -> None:
     assert play(1500).whole > 20
 
@@ -411,6 +413,7 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.conformance
 def test_lines_are_made_with_their_truth(glyphs: Path) -> None:
     maker = tool("glyph_lines").LineMaker(glyphs, line_reader.ALPHABET, torch.device("cpu"))
     torch.manual_seed(0)

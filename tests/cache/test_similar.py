@@ -23,7 +23,7 @@ from carpool.cache.similar import (
     perceptual_hash,
     seen_of,
 )
-from carpool.config.cache_settings import CacheSettings
+from carpool.extensions.cache.settings import CacheSettings
 from carpool.types import Array
 
 SETTINGS = CacheSettings(similar=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
+from cli_run import run_cli
 
 SIMULATE = "simulate --curve 4+1 --slo-ms 50 --seconds 1 "
 PLAN = "plan --curve 4+1 --slo-ms 50 "
 
 
 def refused(line: str) -> str:
-    result = CliRunner().invoke(app, line.split(), catch_exceptions=False)
+    result = run_cli(line.split())
     assert result.exit_code == 2
     assert result.stdout == ""
     lines = result.stderr.splitlines()
@@ -152,4 +151,4 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("carpool.cli.simulate_command.Simulate.run", broken)
     with pytest.raises(ZeroDivisionError):
-        CliRunner().invoke(app, SIMULATE.split(), catch_exceptions=False)
+        run_cli(SIMULATE.split())

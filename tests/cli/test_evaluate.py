@@ -11,9 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
+from cli_run import CliResult, run_cli
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, picture, segmenter
 
@@ -37,8 +36,8 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path / "val"
 
 
-def evaluate(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+def evaluate(*arguments: object) -> CliResult:
+    return run_cli(["evaluate", *map(str, arguments)])
 
 
 def test_classes_of_a_server(served: FrontEnd, folders: Path) -> None:

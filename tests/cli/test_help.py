@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
+from carpool.cli.verbs import listed, verb_class
+from cli_run import params, run_cli
 
-ROOT: Any = typer.main.get_command(app)
-VERBS = ROOT.list_commands(None)
+VERBS = [*listed()]
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *words: str) -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
-    return CliRunner().invoke(app, [*words, "--help"]).output
+    return run_cli([*words, "--help"]).output
 
 
 def examples(page: str) -> list[list[str]]:
@@ -30,12 +27,12 @@ def examples(page: str) -> list[list[str]]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, verb: str, columns: int) -> None:
     page = shown(monkeypatch, columns, verb)
-    for option in ROOT.get_command(None, verb).params:
-        wanted = option.opts[0] if option.param_type_name == "option" else (option.metavar or option.name)
+    for option in params(verb):
+        wanted = (option.declared.metavar or option.name) if option.is_argument else option.opts[0]
         assert wanted.lower() in page.lower()
-        for word in (option.help or "").split():
+        for word in option.declared.help.split():
             assert word in page
-    names = {name for one in ROOT.get_command(None, verb).params for name in one.opts}
+    names = {name for one in params(verb) for name in one.opts}
     wide = [line for line in page.splitlines() if len(line) > min(columns, 100)]
     assert all(line.strip().split()[0] in names or " " not in line.strip() for line in wide), wide
 
@@ -45,7 +42,7 @@ def test_examples_can_be_copied(monkeypatch: pytest.MonkeyPatch, verb: str | Non
     found = examples(shown(monkeypatch, 80, *([verb] if verb else [])))
     assert found
     for words in found:
-        known = {name for one in ROOT.get_command(None, words[0]).params for name in one.opts}
+        known = {name for one in params(words[0]) for name in one.opts}
         assert {word for word in words if word.startswith("--")} <= known
         assert words == [word.strip() for word in words]
 
@@ -61,8 +58,9 @@ def test_every_command_is_listed_once_with_its_first_sentence(monkeypatch: pytes
     page = shown(monkeypatch, 80)
     for verb in VERBS:
         assert len(re.findall(rf"^  {verb} ", page, re.MULTILINE)) == 1
-        first = ROOT.get_command(None, verb).help.split("\n\n")[0]
-        assert " ".join(first.split()) in " ".join(page.split())
+        first = " ".join((verb_class(verb).__doc__ or "").split("\n\n")[0].split())
+        assert listed()[verb].sentence == first
+        assert first in " ".join(page.split())
 
 
 def test_an_option_has_its_unit_range_and_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner, Result
-
-from carpool.cli.main import app
 from carpool.config.presets import PRESETS
 from carpool.config.toml import read_toml
 from carpool.demo import pictures
+from cli_run import CliResult, run_cli
 from vision.classifiers import classifier
 from vision.tiny_exports import ULTRALYTICS, detector
 
 
-def call(verb: str, *arguments: object) -> Result:
-    return CliRunner().invoke(app, [verb, *map(str, arguments)])
+def call(verb: str, *arguments: object) -> CliResult:
+    return run_cli([verb, *map(str, arguments)])
 
 
 def test_an_export_that_says_what_it_is(tmp_path: Path) -> None:

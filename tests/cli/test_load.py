@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from carpool.cli.load_command import Load, Window, aim_of, line, plan_of
-from carpool.cli.main import app
 from carpool.lab.load.load_plan import Closed, Open, Phase
 from carpool.lab.load.tally import Slice
 from carpool.sim.arrivals import Bursty, Cameras, Constant
+from cli_run import run_cli
 
 URL = "http://127.0.0.1:1"
 
 
 def refused(options: str, code: int = 2) -> str:
-    result = CliRunner().invoke(app, ["load", *options.split()], catch_exceptions=False)
+    result = run_cli(["load", *options.split()])
     assert result.exit_code == code
     assert result.stdout == ""
     (said,) = result.stderr.splitlines()

@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
+from cli_run import CliResult, run_cli
 from engine.scripted import Stage, model, scripted_stage, weights
 from frontend.whole_server import WholeServer, whole_server
 
 __all__ = ["scripted_stage"]
 
 
-def models(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["models", *arguments])
+def models(*arguments: str) -> CliResult:
+    return run_cli(["models", *arguments])
 
 
 @pytest.fixture(name="server")

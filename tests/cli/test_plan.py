@@ -3,9 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
+from cli_run import run_cli
 
 KEYS = {
     "replicas",
@@ -29,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_has_every_key() -> None:
-    result = CliRunner().invoke(app, [*BASE, "--price-per-hour", "2.5", "--json"], catch_exceptions=False)
+    result = run_cli([*BASE, "--price-per-hour", "2.5", "--json"])
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert found.keys() >= KEYS
@@ -41,7 +40,7 @@ def test_json_has_every_key() -> None:
 
 def test_text_gives_the_numbers_and_the_reasons() -> None:
     options = ("--redundancy", "1", "--price-per-hour", "2.5", "--max-batch", "32")
-    result = CliRunner().invoke(app, [*BASE, *options], catch_exceptions=False)
+    result = run_cli([*BASE, *options])
     assert result.exit_code == 0
     text = " ".join(result.stdout.split())
     assert "replicas 2, 1 of them redundant" in text
@@ -53,18 +52,19 @@ def test_text_gives_the_numbers_and_the_reasons() -> None:
 
 def test_no_plan_is_an_answer_with_exit_code_1() -> None:
     args = ("plan", "--curve", "10+1", "--slo-ms", "20", "--rate", "5")
-    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    result = run_cli(args)
     assert result.exit_code == 1
     assert "Traceback" not in result.stderr
     assert "an SLO of at least 22 ms" in " ".join(result.stdout.split())
-    found = json.loads(CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False).stdout)
+    found = json.loads(run_cli([*args, "--json"]).stdout)
     assert found["replicas"] is None
     assert "No number of replicas" in found["why"][0]
 
 
+@pytest.mark.conformance
 def test_steps_of_a_pipeline_are_planned_together() -> None:
     asked = ("plan", "--step", "4+1", "--step", "3+0.22@4.2", "--slo-ms", "100", "--rate", "1500", "--json")
-    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    result = run_cli(asked)
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert found["replicas"] == 2

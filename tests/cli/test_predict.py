@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.cli.predict_command import in_words, pictures
 from carpool.errors import InvalidInput, Refused
+from cli_run import CliResult, run_cli
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture, segmenter
 
@@ -34,9 +33,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def predict(served: FrontEnd | None, *arguments: object, url: str = "") -> Result:
+def predict(served: FrontEnd | None, *arguments: object, url: str = "") -> CliResult:
     words = ["predict", *map(str, arguments), "--url", url or f"http://{served.url if served else ''}"]
-    return CliRunner().invoke(app, words)
+    return run_cli(words)
 
 
 def test_a_table_with_an_answer_for_every_picture(served: FrontEnd, folder: Path) -> None:

@@ -5,17 +5,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.lab import batch_profile
 from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile
 from carpool.lab.text_profile import TextProfileReport
+from cli_run import CliResult, run_cli
 from engine import repositories
 
 
-def invoke(*args: str) -> Result:
-    return CliRunner().invoke(app, ["profile", *args], catch_exceptions=False)
+def invoke(*args: str) -> CliResult:
+    return run_cli(["profile", *args])
 
 
 @pytest.fixture(name="model")
@@ -75,14 +74,14 @@ def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.Mon
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(model: str, args: tuple[str, ...], said: str) -> None:
-    result = CliRunner().invoke(app, ["profile", model, *args])
+    result = run_cli(["profile", model, *args])
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 def test_no_such_model(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["profile", str(tmp_path / "nothing.onnx")])
+    result = run_cli(["profile", str(tmp_path / "nothing.onnx")])
     assert result.exit_code == 2
     assert "no such file or folder" in result.stderr
 

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.core.curve import BatchCurve
+from cli_run import CliResult, run_cli
 from engine import repositories
 from frontend.whole_server import WholeServer, whole_server
 
 
-def profile(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["profile", *arguments])
+def profile(*arguments: str) -> CliResult:
+    return run_cli(["profile", *arguments])
 
 
 @pytest.fixture(name="server", scope="module")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.serve_command import _Screen, _warn_if_open, _warn_of_folders, plain_flags
+from carpool.cli.command_line import read
+from carpool.cli.serve_command import _begun, _Screen, _warn_if_open, _warn_of_folders
 from carpool.config.repository import find_models
 from carpool.config.server import ServerSettings
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, InvalidInput
+from cli_run import params
 from frontend.access.key_files import admin_keys, api_keys
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
@@ -34,22 +36,24 @@ def test_control_that_is_open_to_all_is_told(
 
 
 @pytest.mark.parametrize(
-    ("given", "plain"),
+    ("given", "found"),
     [
-        (["--exit-on-error=true", "m"], ["--exit-on-error", "m"]),
-        (["--exit-on-error=False"], ["--no-exit-on-error"]),
-        (["--allow-client-shm=1", "--metrics-key=0"], ["--allow-client-shm", "--no-metrics-key"]),
-        (["--exit-on-error", "m"], ["--exit-on-error", "m"]),
-        (["--strict-readiness=false", "--host=true"], ["--strict-readiness=false", "--host=true"]),
+        (["--exit-on-error=true", "m"], {"exit_on_error": True, "paths": [Path("m")]}),
+        (["--exit-on-error=False"], {"exit_on_error": False}),
+        (
+            ["--allow-client-shm=1", "--on-demand=0"],
+            {"allow_client_shm": True, "on_demand": False},
+        ),
+        (["--exit-on-error", "m"], {"exit_on_error": True, "paths": [Path("m")]}),
     ],
 )
-def test_flags_may_have_values_as_in_triton(given: list[str], plain: list[str]) -> None:
-    assert plain_flags(given) == plain
+def test_flags_may_have_values_as_in_triton(given: list[str], found: dict[str, object]) -> None:
+    assert read(params("serve"), given, "carpool serve") == found
 
 
 def test_a_flag_is_true_or_false() -> None:
-    with pytest.raises(ConfigError, match="--exit-on-error must be true or false, not 'maybe'"):
-        plain_flags(["--exit-on-error=maybe"])
+    with pytest.raises(InvalidInput, match="--exit-on-error must be true or false, not 'maybe'"):
+        read(params("serve"), ["--exit-on-error=maybe"], "carpool serve")
 
 
 def test_folders_that_all_can_write_to_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,3 +93,20 @@ def test_the_first_screen_says_how_to_open_it(capsys: pytest.CaptureFixture[str]
     assert "opens it" not in shown
     assert "https://localhost:8000" in shown
     assert "not served: it is broken" in shown
+
+
+def test_what_extensions_are_asked_for_is_checked_before_anything_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _begun(ServerSettings(record=str(tmp_path / "r.jsonl")))
+    assert found.record == str((tmp_path / "r.jsonl").absolute())
+    assert (tmp_path / "r.jsonl").exists()
+    with pytest.raises(ConfigError, match="cannot record to"):
+        _begun(ServerSettings(record=str(tmp_path)))
+    with pytest.raises(ConfigError) as wrong:
+        _begun(ServerSettings(otlp_endpoint="nowhere"))
+    assert wrong.value.field == "otlp_endpoint"
+    monkeypatch.setattr("carpool.extensions.tracing.settings.package_is_missing", lambda: True)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    _begun(ServerSettings())
+    assert "no spans are made: pip install 'carpool[otel]'" in caplog.text

@@ -4,18 +4,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.cli.sweep_command import Sweep, SweepMode, order_of
 from carpool.lab.sweep.conduct import SweepProgress, lasting
 from carpool.lab.sweep.sweep_runs import AS_IS
+from cli_run import CliResult, run_cli
 from engine import repositories
 from lab.sweep.samples import run
 
 
-def invoke(*args: str) -> Result:
-    return CliRunner().invoke(app, ["sweep", *args], catch_exceptions=False)
+def invoke(*args: str) -> CliResult:
+    return run_cli(["sweep", *args])
 
 
 def test_without_a_model_it_is_the_demo_detector_under_its_own_promise() -> None:

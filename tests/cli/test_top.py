@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
 from carpool.cli.top_command import bars, summary
+from cli_run import run_cli
 from console.stage import Stage, stage
 from waiting import until
 
@@ -62,7 +61,7 @@ def served() -> Iterator[Stage]:
 
 
 def run(*words: str, url: str = "") -> str:
-    done = CliRunner().invoke(app, ["top", *words], env={"CARPOOL_URL": url}, catch_exceptions=False)
+    done = run_cli(["top", *words], env={"CARPOOL_URL": url})
     assert done.exit_code == 0, done.stderr
     return done.stdout
 
@@ -82,6 +81,6 @@ def test_once_and_json_over_a_server_that_the_environment_names(served: Stage) -
 
 
 def test_what_is_wrong_is_one_line() -> None:
-    done = CliRunner().invoke(app, ["top", "--seconds", "0", "--once"])
+    done = run_cli(["top", "--seconds", "0", "--once"])
     assert done.exit_code == 2
     assert "--seconds must be a whole number from 1 to 900" in done.stderr

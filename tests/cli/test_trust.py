@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from carpool.cli.main import app
 from carpool.cli.sweep_command import Sweep, order_of
 from carpool.cli.verb_options import KEY_VARIABLE, trust
 from carpool.errors import InvalidInput, Unreachable
@@ -19,6 +17,7 @@ from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.sweep import conduct
 from carpool.lab.sweep.sweep_prediction import ask_server
+from cli_run import CliResult, run_cli
 from engine.scripted import Stage, model, scripted_stage
 from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
 from frontend.grpc.front_end import front_end as grpc_front_end
@@ -39,9 +38,9 @@ def secure_server(tmp_path: Path, stage: Stage) -> Iterator[WholeServer]:
         yield server
 
 
-def models(server: WholeServer, *arguments: str, key: str = "") -> Result:
+def models(server: WholeServer, *arguments: str, key: str = "") -> CliResult:
     url = f"https://localhost:{server.port}"
-    return CliRunner(env={KEY_VARIABLE: key}).invoke(app, ["models", *arguments, "--url", url])
+    return run_cli(["models", *arguments, "--url", url], env={KEY_VARIABLE: key})
 
 
 def test_models_over_tls_with_a_key(server: WholeServer, tmp_path: Path) -> None:

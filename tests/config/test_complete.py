@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.config.completing import complete
 from carpool.config.model import (
     DEFAULT_MAX_BATCH,
     ModelConfig,
@@ -13,7 +14,6 @@ from carpool.config.model import (
     TensorConfig,
     TensorSignature,
 )
-from carpool.config.rules import complete
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
 

@@ -13,14 +13,14 @@ import pytest
 from carpool.backends.python.declarations import read_declarations
 from carpool.config.file_metadata import read_metadata
 from carpool.config.fingerprint import content_digest, take_fingerprint
-from carpool.config.registry_settings import read_state
 from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.repository import find_models
-from carpool.config.rollout_settings import KeepSettings
-from carpool.config.rollout_table import read_rollout_toml
-from carpool.drift.kept_pictures import read_index
 from carpool.engine.profile.shared_profiles import ProfileFolder
 from carpool.errors import CarpoolError
+from carpool.extensions.drift.kept_pictures import read_index
+from carpool.extensions.registry.settings import read_state
+from carpool.extensions.rollout.settings import KeepSettings
+from carpool.extensions.rollout.settings_reader import read_rollout_toml
 from carpool.frontend.access.access import read_pair
 from carpool.frontend.access.keys import read_keys
 from carpool.rollout.disagreements import Disagreements
@@ -51,7 +51,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "model.toml": ("m/model.toml", lambda home: find_models([home])),
     "config.pbtxt": ("m/config.pbtxt", lambda home: find_models([home])),
     "pipeline.toml": ("m/pipeline.toml", lambda home: find_models([home])),
-    "rollout.toml": ("rollout.toml", read_rollout_toml),
+    "rollout.toml": ("rollout.toml", lambda home: read_rollout_toml(home / "rollout.toml")),
     "registry": (".registry.json", read_state),
     "beside the weights": ("config.json", lambda home: read_metadata(home / "model.pt")),
     "a version's files": ("1/weights", lambda home: content_digest(home / "1" / "model.onnx")),

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.config.cache_settings import CacheSettings
 from carpool.config.model import (
     AllVersions,
     ClassifySettings,
@@ -30,10 +29,11 @@ from carpool.config.model import (
     Task,
     TensorConfig,
 )
-from carpool.config.table import KEYS
+from carpool.config.table import every_key
 from carpool.config.toml import read_toml, toml_config
 from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
+from carpool.extensions.cache.settings import CacheSettings, cache_settings
 from later import many
 
 PATH = Path("models/m/model.toml")
@@ -132,7 +132,7 @@ def test_everything_at_once() -> None:
         file="net.onnx",
         labels="coco_labels.txt",
         execution_timeout=1.5,
-        response_cache=True,
+        extra={"cache": CacheSettings(min_uses=1)},
         parameters={"a": "x", "b": "3", "c": "true"},
         onnxruntime=OnnxruntimeSettings(("CPUExecutionProvider",), 2, None),
         image=ImageSettings(
@@ -348,9 +348,9 @@ def test_mistakes(text: str, words: str) -> None:
 
 
 def test_every_table_is_known_from_its_parent() -> None:
-    for section in KEYS:
+    for section in every_key():
         parent, _, key = section.rpartition(".")
-        assert section == "" or key in KEYS[parent]
+        assert section == "" or key in every_key()[parent]
 
 
 def test_files(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ VALUES = st.sampled_from(
 
 
 @settings(max_examples=many(100), deadline=None)
-@given(st.dictionaries(st.sampled_from(KEYS[""]), VALUES, max_size=4))
+@given(st.dictionaries(st.sampled_from(every_key()[""]), VALUES, max_size=4))
 def test_any_values_give_a_config_or_a_config_error(pairs: dict[str, str]) -> None:
     try:
         outcome = str(read("\n".join(f"{key} = {value}" for key, value in pairs.items())).path)
@@ -379,12 +379,11 @@ def test_any_values_give_a_config_or_a_config_error(pairs: dict[str, str]) -> No
 
 
 def test_a_cache() -> None:
-    text = '[cache]\nsimilar = true\nsimilar_hash = "phash"\nsimilar_threshold = 4\nttl_s = 5\n'
-    config = toml_config(text, Path("m/model.toml"))
-    assert config.caching == CacheSettings(similar=True, similar_hash="phash", similar_threshold=4, ttl_s=5.0)
-    assert toml_config("response_cache = true", Path("m/model.toml")).caching == CacheSettings(min_uses=1)
-    assert toml_config("[cache]\nexact = false", Path("m/model.toml")).caching is None
-    assert toml_config("", Path("m/model.toml")).caching is None
+    config = read('[cache]\nsimilar = true\nsimilar_hash = "phash"\nsimilar_threshold = 4\nttl_s = 5\n')
+    said = cache_settings(config)
+    assert said == CacheSettings(similar=True, similar_hash="phash", similar_threshold=4, ttl_s=5.0)
+    assert cache_settings(read("response_cache = true")) == CacheSettings(min_uses=1)
+    assert read("[cache]\nexact = false").extra == {}
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.config.toml import toml_config
 from carpool.config.toml_text import parse_toml
 from carpool.config.triton import pbtxt_config, read_override
 from carpool.errors import ConfigError
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 
 
 def test_what_a_parser_would_build_is_limited_before() -> None:

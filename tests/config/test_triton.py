@@ -19,6 +19,7 @@ from carpool.config.model import (
 from carpool.config.triton import pbtxt_config
 from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
+from carpool.extensions.cache.settings import CacheSettings
 
 PATH = Path("models/m/config.pbtxt")
 
@@ -259,7 +260,7 @@ def test_parameters_cache_and_file() -> None:
     assert config.parameters["mine"] == "xy"
     assert config.parameters["empty"] == ""
     assert (config.onnxruntime.intra_op_threads, config.onnxruntime.inter_op_threads) == (2, None)
-    assert config.response_cache
+    assert config.extra == {"cache": CacheSettings(min_uses=1)}
     assert config.file == "net.onnx"
 
 

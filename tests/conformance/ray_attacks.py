@@ -26,9 +26,9 @@ from ray import serve
 
 import carpool.ray
 from carpool.errors import CarpoolError
-from carpool.ray_cluster.haproxy_pool import BalancerError
-from carpool.ray_cluster.ray_fleet import NAMESPACE, actors_of, balancers
-from carpool.ray_cluster.server_child import ReplicaFailed
+from carpool.extensions.ray.haproxy_pool import BalancerError
+from carpool.extensions.ray.ray_fleet import NAMESPACE, actors_of, balancers
+from carpool.extensions.ray.server_child import ReplicaFailed
 from fleet import PHOTO, PICTURES
 from ray_fleet import MODEL
 

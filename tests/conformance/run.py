@@ -3,12 +3,13 @@
 Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
 then perf_analyzer makes load over HTTP and gRPC in each of its ways; then the tests that are marked
 `conformance` run, which take too long for `make test`; some of them need an MLflow server, Ray, or balancers
-and what checks manifests, which are fetched for them. Exit status 1 if anything differs.
+and what checks manifests, which are fetched for them; then each extension is removed by itself, by
+tools/without.py. Exit status 1 if anything differs.
 
     make conformance                        all of it
     make conformance ARGS=--ci              what comes out the same each time, and fetches nothing
     make conformance ARGS=--json            one document instead of tables; --markdown: tables for a page
-    make conformance ARGS='--only calls'    or --only load, --only tests
+    make conformance ARGS='--only calls'    or --only load, --only tests, --only extensions
     make conformance ARGS='--examples PATH' Triton's client examples in that folder, and nothing else
 """
 
@@ -83,13 +84,16 @@ def main() -> int:
         bad = _verdict(calls, runs)
     if "tests" in wanted:
         bad = _long_tests(fetch=not arguments.ci) or bad
+    if "extensions" in wanted:
+        command = [sys.executable, str(ROOT / "tools" / "without.py"), "--all"]
+        bad = subprocess.run(command, stdout=sys.stderr, check=False).returncode or bad
     return bad
 
 
 def _wanted(arguments: argparse.Namespace) -> set[str]:
     if arguments.only is not None:
         return {arguments.only}
-    return {"calls", "tests"} if arguments.ci else {"calls", "load", "tests"}
+    return {"calls", "tests"} if arguments.ci else {"calls", "load", "tests", "extensions"}
 
 
 def _asked(wanted: set[str], give_up: float) -> tuple[list[CallRow], list[RunRow]]:
@@ -158,8 +162,12 @@ def _arguments() -> argparse.Namespace:
         help="run src/python/examples of a checkout of Triton's client",
     )
     parser.add_argument("--ci", action="store_true", help="only what comes out the same each time")
-    parts = ("calls", "load", "tests")
-    parser.add_argument("--only", choices=parts, help="the clients' calls, perf_analyzer, or the long tests")
+    parts = ("calls", "load", "tests", "extensions")
+    parser.add_argument(
+        "--only",
+        choices=parts,
+        help="the clients' calls, perf_analyzer, the long tests, or removing extensions",
+    )
     return parser.parse_args()
 
 

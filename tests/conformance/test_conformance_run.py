@@ -90,7 +90,7 @@ def test_the_table_has_no_method_that_no_client_has() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ([], {"calls", "load", "tests"}),
+        ([], {"calls", "load", "tests", "extensions"}),
         (["--ci"], {"calls", "tests"}),
         (["--only", "tests"], {"tests"}),
         (["--ci", "--only", "load"], {"load"}),

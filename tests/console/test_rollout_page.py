@@ -84,7 +84,7 @@ class Acted:
 
 def in_rollout(console: Watched, state: str = "canary") -> Acted:
     front = console.stage.front
-    front.run(lambda: front.door.renew(rollouts={"detector": state}))
+    front.run(lambda: front.door.renew(extra={"rollout": {"states": {"detector": state}}}))
     return Acted(console.page)
 
 

@@ -22,6 +22,7 @@ def a_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(results(model=EVIL), tmp_path_factory.mktemp("report"))
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(("scheme", "width"), first(1, [("light", 1280), ("dark", 1280), ("light", 390)]))
 def test_the_report_opens_by_itself(browser: Browser, report: Path, scheme: Scheme, width: int) -> None:
     with browser.new_context(

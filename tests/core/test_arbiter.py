@@ -117,6 +117,7 @@ def test_a_flooded_model_does_not_starve_a_modest_one(seed: int) -> None:
     assert reports[1].attainment >= 0.97
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("flood", [3.0, later(6.0)])
 def test_even_three_times_the_whole_device_does_not(flood: float) -> None:
     flooded, modest = resnet(flood, 5.0, 5), resnet(0.15, 5.0, 6)
@@ -126,6 +127,7 @@ def test_even_three_times_the_whole_device_does_not(flood: float) -> None:
     assert reports[0].p99_ms <= 1.05 * 100
 
 
+@pytest.mark.conformance
 def test_two_flooded_models_divide_the_device_by_weight() -> None:
     models = [resnet(3.0, 2.0, 1, weight=3.0), resnet(3.0, 2.0, 2, weight=1.0)]
     play_together(models, 2.0)

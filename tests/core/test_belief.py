@@ -85,6 +85,7 @@ def sizes(batches: list[Batch], begin: float, end: float, kind: Hashable) -> flo
     return mean(found) if found else 0.0
 
 
+@pytest.mark.conformance
 def test_what_files_taught_does_not_keep_tensors_in_small_batches() -> None:
     """Large batches of files are slow here: 32 is best for them. For tensors it is 128, which nobody would
     ever find out if what files taught held for them too."""
@@ -162,6 +163,7 @@ def test_a_batch_teaches_its_own_kind_whichever_is_in_force() -> None:
         assert {instance.speed.mean for instance in core.instances} == {1.0}
 
 
+@pytest.mark.conformance
 def test_kinds_that_take_turns_are_told_of_once_each() -> None:
     core = Scheduler(PROFILE, Promise(SLO, 128), 1)
     device = taking(0.03, files=FILES, tensors=TENSORS)

@@ -36,6 +36,7 @@ def outcome(load: float, under_load: UnderLoad, seed: int = 1, seconds: float = 
     return measure(scenario.at_load(load))
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("seed", "seconds"),
     [(1, 2.0), *(pytest.param(s, 8.0, marks=pytest.mark.conformance) for s in range(2, 6))],

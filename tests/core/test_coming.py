@@ -44,7 +44,7 @@ def lost(simulation: DecodingSimulation) -> float:
     return sum(job.payload.latency is None for job in decoded) / len(decoded)
 
 
-@pytest.mark.parametrize("load", [1.5, 3.0, 12.0])
+@pytest.mark.parametrize("load", [later(1.5), 3.0, later(12.0)])
 @pytest.mark.parametrize("seconds", [0.003, 0.020], ids=["quick", "slow"])
 @pytest.mark.parametrize("model", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_pictures_keep_the_promise_however_many_come(

@@ -197,6 +197,7 @@ def test_a_throttled_device_keeps_its_promise_and_comes_back(name: str, instance
     assert scheduler.curve.times[usual] == pytest.approx(curve.times[usual], rel=0.12)
 
 
+@pytest.mark.conformance
 def test_a_device_that_slows_down_only_in_large_batches_gets_a_curve_of_that_shape() -> None:
     """One number for all sizes cannot say this: single images are as fast as ever."""
     curve, slo = named("resnet/100")
@@ -208,6 +209,7 @@ def test_a_device_that_slows_down_only_in_large_batches_gets_a_curve_of_that_sha
     assert scheduler.curve.times[32] == pytest.approx(truth.times[32], rel=0.15)
 
 
+@pytest.mark.conformance
 def test_one_slow_instance_does_not_change_the_curve_of_all() -> None:
     curve, slo = named("4+1/50")
     device = Device(curve, slowdown=lambda _, instance: (1.0, 3.0)[instance])
@@ -217,6 +219,7 @@ def test_one_slow_instance_does_not_change_the_curve_of_all() -> None:
     assert scheduler.instances[1].speed.mean == pytest.approx(3.0, rel=0.1)
 
 
+@pytest.mark.conformance
 def test_a_profile_that_was_much_too_slow_lets_batches_grow() -> None:
     """Measured on a busy machine: the largest batch that seemed to fit was far too small."""
     true, slo = named("4+1/50")

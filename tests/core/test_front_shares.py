@@ -80,6 +80,7 @@ def test_who_asks_for_little_is_not_turned_away_for_a_flood(flood: float) -> Non
     assert found["flood"].turned_away > 0
 
 
+@pytest.mark.conformance
 def test_a_flood_of_another_model_goes_first_whatever_it_was_promised() -> None:
     for slo in (None, 2.0):
         found = play([Who("small", 200.0), Who("flood", 6000.0, slo=slo, model=2)])

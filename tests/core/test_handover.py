@@ -122,6 +122,7 @@ def test_drift_is_about_the_device_alone() -> None:
     assert scheduler.instances[0].speed.mean == pytest.approx(1.0, rel=0.2)
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("load", [later(0.9), 1.5])
 def test_a_quick_model_carries_what_its_instances_can(load: float) -> None:
     found = play(QUICK, 0.02, load)
@@ -132,6 +133,7 @@ def test_a_quick_model_carries_what_its_instances_can(load: float) -> None:
     assert found.goodput_rps > 2 * play(QUICK, 0.02, load, UNCOUNTED).goodput_rps
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("load", [0.9, later(1.5)])
 @pytest.mark.parametrize("name", ["4+1/50", later("resnet/30")])
 def test_nothing_changes_where_it_is_little(name: str, load: float) -> None:

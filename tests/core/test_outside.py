@@ -189,6 +189,7 @@ def test_under_overload_answers_reach_their_clients_in_time(name: str) -> None:
     assert seeing.wasted_fraction < 0.02 < 0.2 < blind.wasted_fraction
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("name", NAMED)
 def test_at_half_load_nobody_is_lost_to_it(name: str) -> None:
     assert play(name, 0.5, 0.15).attainment > 0.99

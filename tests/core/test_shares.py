@@ -101,6 +101,7 @@ def test_a_flooded_device_is_divided_by_weight() -> None:
     assert 2.5 < found["gold"] / found["plain"] < 3.5
 
 
+@pytest.mark.conformance
 @pytest.mark.interpreted
 def test_names_that_a_holder_makes_up_bring_it_no_more() -> None:
     random = Random(1)

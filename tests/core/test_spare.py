@@ -49,6 +49,7 @@ def test_production_hardly_notices_a_shadow(scenario: Scenario, share: float, on
     assert beside.p99_ms <= alone.p99_ms + 0.1 * scenario.slo * 1e3
 
 
+@pytest.mark.conformance
 @settings(max_examples=many(12), deadline=None)
 @given(scenarios(1.0, 3.0), SHARES, ON)
 def test_from_capacity_on_nothing_is_run(scenario: Scenario, share: float, on: dict[str, bool]) -> None:
@@ -58,6 +59,7 @@ def test_from_capacity_on_nothing_is_run(scenario: Scenario, share: float, on: d
     assert [ride.latency for ride in run.rides] == [ride.latency for ride in alone.rides]
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("on", [{}, {"candidate": False}, {"shared_device": False}])
 @pytest.mark.parametrize("name", ["4+1/50", "resnet/100"])
 def test_a_small_shadow_beside_a_small_load_is_run(name: str, on: dict[str, bool]) -> None:

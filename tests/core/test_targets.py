@@ -101,6 +101,7 @@ def a_family() -> list[tuple[BatchCurve, float, int]]:
     return family
 
 
+@pytest.mark.conformance
 def test_curves_it_has_not_seen(effort: Effort) -> None:
     fractions = []
     for curve, slo, instances in a_family()[: effort.curves]:

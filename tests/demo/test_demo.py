@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from PIL import Image
 
 from carpool import demo
@@ -16,6 +17,7 @@ from carpool.config.repository import find_models
 from carpool.core.objectives import Promise
 from carpool.demo import bundled_models, demo_models, pictures
 from carpool.demo.labelled import labelled_pictures, write_broken, write_classifier
+from carpool.extensions.rollout.settings import rollout_settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text("utf-8")
@@ -83,6 +85,7 @@ def test_every_model_says_where_it_comes_from(models: dict[str, Path]) -> None:
         assert name == "nanodet" or any(path.name.startswith("LICENSE") for path in folder.iterdir())
 
 
+@pytest.mark.conformance
 def test_what_the_demo_of_a_rollout_is_made_of(tmp_path: Path) -> None:
     """Two versions of two sizes, a third that is wrong, and pictures of which it is known what they show."""
     folder = tmp_path / "classifier"
@@ -90,8 +93,9 @@ def test_what_the_demo_of_a_rollout_is_made_of(tmp_path: Path) -> None:
     write_broken(folder, 3)
     [source], warnings = find_models([folder])
     assert warnings == []
-    assert source.config.rollout is not None
-    assert source.config.rollout.guards.disagreement is None
+    rollout = rollout_settings(source.config)
+    assert rollout is not None
+    assert rollout.guards.disagreement is None
     names = (folder / str(source.config.labels)).read_text().splitlines()
     photos = labelled_pictures(6)
     right = dict.fromkeys((1, 2, 3), 0)

@@ -17,7 +17,7 @@ from carpool.config.repository import find_models
 from carpool.engine.loading.batch_proof import RULE, must_be_proven, prove
 from carpool.engine.loading.loading import Loading, Ready
 from carpool.engine.profile.instance_layout import Layout
-from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.measuring import Measured, Measuring, Point
 from carpool.engine.profile.model_profile import Profile, ProfileStore, read_profile
 from carpool.errors import ModelError
 from carpool.link.typed_json import as_json
@@ -192,6 +192,23 @@ def test_what_a_file_says(
 
 
 # ---- what is remembered
+
+
+def test_what_the_proof_runs_first_warms_up_for_the_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a slow network the first run of a measurement does not count, unless it ran before."""
+    seen: list[tuple[bool, bool]] = []
+    points = Measuring.points
+
+    def look(measuring: Measuring, *arguments: Any) -> Measured:
+        seen.append((measuring.rows is not None, measuring.warm))
+        return points(measuring, *arguments)
+
+    monkeypatch.setattr(Measuring, "points", look)
+    load(lambda path: row_graphs.right(path, next(iter(row_graphs.RIGHT))), tmp_path)
+    assert (True, True) in seen
+    assert (True, False) not in seen
 
 
 def test_a_later_start_believes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
-from carpool.engine.models.ensemble_runtime import _mark_cascade
+from carpool.engine.models.stepped_runtime import _mark_cascade
 
 
 def test_the_two_models_are_marked_where_they_share_a_device() -> None:

@@ -14,7 +14,7 @@ from engine import ensembles
 from engine.repositories import python
 from engine.scripted import run
 from engine.test_ensembles import rows
-from engine.test_text_driver import write_model
+from extensions.text.test_text_driver import write_model
 from waiting import until_in_loop as until
 
 

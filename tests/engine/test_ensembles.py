@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from carpool.engine.engine import Engine
-from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.errors import ModelError, Refused
+from carpool.extensions.ensembles.ensemble_route import EnsembleRoute
 from engine import ensembles, repositories
 from engine.scripted import run
 from waiting import until_in_loop as until

@@ -22,6 +22,7 @@ from carpool.engine.profile.instance_layout import (
 )
 from carpool.errors import ModelError
 from engine.timed import SIGNATURE, Clock, Timed
+from later import first, later
 
 Takes = Callable[[Layout, int], float]
 
@@ -245,11 +246,13 @@ MODELS: dict[str, tuple[Takes, float]] = {
 }
 
 
+@pytest.mark.parametrize("seeds", [20, later(60)])
 @pytest.mark.parametrize(("takes", "slo"), MODELS.values(), ids=MODELS)
-def test_a_busy_machine_comes_to_the_same_layout(takes: Takes, slo: float) -> None:
+def test_a_busy_machine_comes_to_the_same_layout(takes: Takes, slo: float, seeds: int) -> None:
     calm = choose_by_capacity(2, slo, Machine(takes).trying).layout
-    chosen = Counter(choose_by_capacity(2, slo, BusyMachine(takes, seed).trying).layout for seed in range(60))
-    assert chosen[calm] >= 54, chosen
+    tries = (choose_by_capacity(2, slo, BusyMachine(takes, seed).trying) for seed in range(seeds))
+    chosen = Counter(choice.layout for choice in tries)
+    assert chosen[calm] >= 0.9 * seeds, chosen
 
 
 ON_THE_EDGE: dict[str, tuple[Takes, float]] = {
@@ -260,15 +263,15 @@ ON_THE_EDGE: dict[str, tuple[Takes, float]] = {
 }
 
 
+@pytest.mark.parametrize("seed", first(1, range(3)))
 @pytest.mark.parametrize(("takes", "slo"), ON_THE_EDGE.values(), ids=ON_THE_EDGE)
-def test_an_earlier_choice_stays_where_noise_would_decide(takes: Takes, slo: float) -> None:
-    for seed in range(3):
-        earlier = choose_by_capacity(2, slo, BusyMachine(takes, seed).trying).layout
-        later = Counter(
-            choose_by_capacity(2, slo, replace(BusyMachine(takes, again).trying, earlier=earlier)).layout
-            for again in range(100, 130)
-        )
-        assert later[earlier] >= 26, (earlier, later)
+def test_an_earlier_choice_stays_where_noise_would_decide(takes: Takes, slo: float, seed: int) -> None:
+    earlier = choose_by_capacity(2, slo, BusyMachine(takes, seed).trying).layout
+    chosen = Counter(
+        choose_by_capacity(2, slo, replace(BusyMachine(takes, again).trying, earlier=earlier)).layout
+        for again in range(100, 130)
+    )
+    assert chosen[earlier] >= 26, (earlier, chosen)
 
 
 def test_an_earlier_choice_goes_when_another_is_clearly_better() -> None:

@@ -17,8 +17,8 @@ from carpool.wire import strings
 from carpool.wire.codec import to_binary
 from carpool.wire.head import MAX_STRINGS
 from carpool.wire.strings import PackedStrings
-from engine.test_ensemble_route import ScriptedRoute, ensemble
 from engine.test_region_inputs import InParts, Largest, OneByOne, Singly
+from extensions.ensembles.test_ensemble_route import ScriptedRoute, ensemble
 from link.echo import entry
 
 WORDS = entry(3, "words", Datatype.BYTES, (-1,))

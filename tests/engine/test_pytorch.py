@@ -11,6 +11,7 @@ import torch
 
 import carpool
 from backends import torch_models as tm
+from carpool.engine.loading import loading
 from carpool.engine.models.served import Served
 from carpool.engine.profile.model_profile import profile_key
 from carpool.engine.run.model_inputs import signature_of
@@ -115,8 +116,12 @@ def build():
 """
 
 
-def test_the_network_that_was_tried_is_the_one_that_serves(tmp_path: Path) -> None:
-    """Building a network of a hundred million weights takes seconds."""
+def test_the_network_that_was_tried_is_the_one_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building a network of a hundred million weights takes seconds. With more cores, other numbers of
+    threads are tried, each with instances of its own."""
+    monkeypatch.setattr(loading, "usable_cores", lambda: 2)
     side = tm.SIDE
     text = f'task = "classify"\nslo_ms = 30000\nmax_batch = 2\ninstances = 2\n[image]\nsize = {side}\n'
     text += f'[[input]]\nname = "pixels"\ndatatype = "UINT8"\nshape = [3, {side}, {side}]\n'

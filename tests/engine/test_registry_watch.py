@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from backends.onnx_models import arithmetic, identity
-from carpool.config.registry_settings import RegistrySettings
 from carpool.config.repository import find_models
 from carpool.config.server import ServerSettings
 from carpool.config.toml import read_toml
 from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import Engine
 from carpool.errors import ConfigError
+from carpool.extensions.registry.settings import RegistrySettings, registry_settings
 from carpool.observe.prometheus import Exposition
 from carpool.registry.followed_model import Registries
 from carpool.registry.source import Pin, RegistryDown
@@ -290,7 +290,7 @@ def test_what_is_wrong_with_the_table_is_named(tmp_path: Path, table: str, said:
 
 def test_the_table_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.toml").write_text(SETTINGS + "poll_s = 5\nmove_alias = true\nwrite_back = false\n")
-    assert read_toml(tmp_path / "model.toml").registry == RegistrySettings(
+    assert registry_settings(read_toml(tmp_path / "model.toml")) == RegistrySettings(
         "models:/detector@champion", "", 5.0, False, True, False
     )
     (tmp_path / "model.toml").write_text(f"versions = [1]\n{SETTINGS}")

@@ -9,12 +9,12 @@ import pytest
 
 from carpool.config.fingerprint import COMPILED
 from carpool.config.repository import ModelVersion
-from carpool.engine.loading import loading
-from carpool.engine.loading.loading import Loading
 from carpool.engine.profile import shared_artifacts
 from carpool.engine.profile.compiled_file import CompiledFile
 from carpool.engine.profile.model_profile import ProfileStore
+from carpool.engine.profile.shared_artifacts import artifacts_of
 from carpool.engine.profile.shared_profiles import ProfileFolder
+from carpool.extensions.torch import found_compiled
 from engine.test_compiled_file import KEY, config_of, version, written  # noqa: F401 - a fixture
 
 SECRET = "known to all servers"
@@ -28,7 +28,7 @@ def store(folder: Path, replica: str, secret: str = SECRET) -> ProfileStore:
 
 def share(folder: Path, secret: str = SECRET) -> Path:
     """As the replica does that compiled it."""
-    shared = store(folder, "first", secret).artifacts
+    shared, _ = artifacts_of(store(folder, "first", secret))
     assert shared is not None
     shared.share(written(folder / "first" / "compiled"), "m")
     (file,) = (folder / "shared" / "compiled").glob(f"*{COMPILED}")
@@ -41,8 +41,9 @@ def found(
     monkeypatch: pytest.MonkeyPatch,
     module: str | None = "model.py:build",
 ) -> CompiledFile | None:
-    monkeypatch.setattr(loading, "compiled_key", lambda *_: KEY)
-    return Loading(config_of(model, module), model, profiles, behind=True)._find_compiled()
+    monkeypatch.setattr(found_compiled, "compiled_key", lambda *_: KEY)
+    there = found_compiled.found_compiled(config_of(model, module), model, None, profiles)
+    return None if there is None else there.file
 
 
 def test_a_second_replica_finds_what_the_first_compiled(
@@ -99,7 +100,7 @@ def test_what_was_not_written_by_these_servers_is_named_and_ignored(
         file.write_bytes(file.read_bytes()[:-1] + b"!")
     elif how == "another name":
         data = file.read_bytes()
-        monkeypatch.setattr(loading, "name_of", lambda _key: f"other{COMPILED}")
+        monkeypatch.setattr(found_compiled, "name_of", lambda _key: f"other{COMPILED}")
         file.with_name(f"other{COMPILED}").write_bytes(data)
     elif how == "no digest":
         file.write_bytes((tmp_path / "first" / "compiled" / file.name).read_bytes())
@@ -118,7 +119,7 @@ def test_what_is_too_large_is_neither_written_nor_read(
     monkeypatch.setattr(shared_artifacts, "MOST_BYTES", 64)
     assert found(store(tmp_path, "second"), version, monkeypatch) is None
     assert caplog.text.count("it has more than") == 1
-    shared = store(tmp_path, "first").artifacts
+    shared, _ = artifacts_of(store(tmp_path, "first"))
     assert shared is not None
     shared.share(written(tmp_path / "first" / "compiled"), "m")
     assert "larger than" in caplog.text
@@ -135,8 +136,9 @@ def test_what_is_too_large_is_neither_written_nor_read(
 def test_other_places_are_refused_with_a_sentence(place: str, secret: str, says: str) -> None:
     found = ProfileStore.of(None, place, secret)
     assert found is not None
-    assert found.artifacts is None
-    assert says in found.why_no_artifacts
+    artifacts, why_not = artifacts_of(found)
+    assert artifacts is None
+    assert says in why_not
 
 
 def test_of_a_folder_the_newest_stay_within_its_bytes(tmp_path: Path) -> None:

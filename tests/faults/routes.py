@@ -22,8 +22,8 @@ import pytest
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.engine.engine_link import EngineSide
-from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.errors import ModelError
+from carpool.extensions.pipelines.pipeline_route import PipelineRoute
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.process import front_ends, start
@@ -139,7 +139,7 @@ _load: Any = None
 
 
 def load(config: ModelConfig, version: ModelVersion, *more: Any) -> Any:
-    return _load(config, version, *more) if config.generate else Backend(config, version.number)
+    return _load(config, version, *more) if config.asks("text") else Backend(config, version.number)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 
 from cache.redis_server import RedisServer, redis_server
 from carpool.errors import CarpoolError
-from carpool.frontend.calls.placement import RequestPlacement
+from carpool.frontend.calls.request import Request
 from carpool.frontend.rollout.mirroring_door import Beside
 from carpool.registry import remote_listing, remote_repository, version_store
 from carpool.registry.remote_repository import RemoteRepository
@@ -26,12 +26,16 @@ from registry.test_remote import ADDRESS, TOML, contents
 
 WHERE = {
     "cached": (
-        *("frontend.caches.caching_door", "frontend.caches.front_caches", "frontend.calls.placed_call"),
-        *("frontend.calls.placement", "link.contents", "cache.answer_store", "cache.cache_key"),
+        *("frontend.caches.caching_door", "frontend.caches.front_caches", "frontend.calls.request"),
+        *("link.contents", "cache.answer_store", "cache.cache_key"),
     ),
     "pipeline": (
         *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.run_steps", "engine.routes.pipeline_route", "engine.routes.stepped_route"),
+        *(
+            "frontend.pictures.run_steps",
+            "extensions.pipelines.pipeline_route",
+            "engine.routes.stepped_route",
+        ),
         *("core.remaining", "pipelines.picture_graph"),
     ),
     "cascade": (
@@ -42,13 +46,12 @@ WHERE = {
         *("frontend.pictures.workers", "frontend.pictures.picture_service"),
         *("frontend.pictures.sent_pictures", "vision.transforms"),
     ),
-    "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.text_scheduler"),
-    "sequence": ("engine.routes.sequence_route", "core.sequences"),
+    "text": ("extensions.text.text_driver", "extensions.text.text_loop", "extensions.text.text_scheduler"),
+    "sequence": ("extensions.sequences.sequence_route", "extensions.sequences.law"),
     "canary": (
         *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
         "frontend.pictures.recomputation",
-        *("frontend.calls.routing", "frontend.calls.call", "frontend.calls.placed_call"),
-        *("frontend.calls.placement", "link.contents"),
+        *("frontend.rollout.routing", "frontend.calls.request", "link.contents"),
     ),
 }
 """The modules of each route, by which it is called in routes.py."""
@@ -57,29 +60,23 @@ GIVES_BACK = {
     *("PipelineRun._guarded", "PipelineRun._end", "PipelineRun._let_go", "PipelineRun._drop"),
     *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
     *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
-    *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave", "LinkBookings.end"),
+    *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave"),
     *("OpenBooking._over", "Recomputation._release"),
     *("frontend.pictures.workers._failed", "Workers._deliver", "Workers._next"),
-    *("Workers.drop", "RequestPlacement._let_go", "ClientCall._fail", "RequestPlacement._fail_unexpectedly"),
-    *("ClientCall._finish", "RequestPlacement._break_off", "TextDriver._end", "TextDriver._turn_away"),
-    *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),
-    *("SequenceRoute._tell", "SequenceRoute._done", "Beside._end", "Beside._stop", "Beside.cancel"),
-    *("Lookup._fail", "Lookup._guarded", "Lookup._send", "Lookup.cancel", "Lookup.end"),
+    *("Workers.drop", "Request.give_back", "Request._give_back", "Request._take_back", "Request._stop_aside"),
+    *("Request._drop_content", "Request.fail", "Request.end_with", "Request.fail_unexpectedly"),
+    *("Request._unexpected", "Request._finish", "Request.go", "Request.recall", "Content.drop"),
+    *("TextDriver._end", "TextDriver._turn_away", "SequenceRoute._tell", "SequenceRoute._done"),
+    *("Beside._stop", "Beside.left", "Lookup._guarded", "Lookup.left", "Lookup.end"),
     # The door takes the slot in it, and nobody knows whether it had before it raised.
     "PipelineRun.ready",
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
-    *("RequestPlacement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
+    *("Request.done", "PipelineRun.answered", "RequestHears.done"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
-    *(
-        "TextDriver.ready",
-        "TextDriver._take",
-        "LinkBookings.join",
-        "LinkBookings.hear",
-        "LinkBookings._begin",
-    ),
+    *("TextDriver.ready", "TextDriver._take"),
     "OpenBooking._learn",
     # Called when the catalogue changes, as it may at any time where a model is measured again; by no request.
-    *("Caching.around", "Mirroring.around"),
+    *("Caching._around", "Caching._holds_back", "Mirroring._around", "Mirroring._choose"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
 SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
@@ -161,7 +158,7 @@ def test_the_candidate_fails_and_stable_answers(kept: Kept) -> None:
     assert fault.calls >= 4
 
 
-@pytest.mark.parametrize("point", [Point(RequestPlacement, "admitted"), Point(Beside, "_again")], ids=str)
+@pytest.mark.parametrize("point", [Point(Request, "admitted"), Point(Beside, "_begins_again")], ids=str)
 def test_a_picture_that_falls_back_gives_back_both_slots(kept: Kept, point: Point) -> None:
     routes.suffer(kept.server(), routes.canary, point, 3)
 

@@ -68,6 +68,7 @@ class FakeModel:
             "output": [_config_tensor(spec) for spec in self.outputs],
             "model_transaction_policy": {"decoupled": self.decoupled},
         }
+        extra = {} if self.cache is None else {"cache": {"settings": self.cache, "digest": self.digest}}
         slo = 0.05 if self.mode == "promise" else None
         return ModelEntry(
             key,
@@ -81,11 +82,10 @@ class FakeModel:
             self.labels,
             row,
             self.vision,
-            cache=self.cache,
-            digest=self.digest,
             hosted=self.hosted,
             decoupled=self.decoupled,
             writes=self.writes,
+            extra=extra,
         )
 
 

@@ -14,7 +14,7 @@ class FakeHost:
 
     def __init__(self, door: FakeDoor) -> None:
         self.door = door
-        self.extra: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
         self.regions: dict[int, OpenRegion] = {}
 
     @property
@@ -25,7 +25,7 @@ class FakeHost:
         self.door.answers[what] = answer
 
     def publish(self) -> None:
-        self.door.renew(**self.extra)
+        self.door.renew(**self.fields)
 
     async def everyone_saw(self) -> None:
         """There is but one."""

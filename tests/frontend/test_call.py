@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -12,16 +12,23 @@ import pytest
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge
-from carpool.frontend.calls.call import ClientCall
-from carpool.frontend.calls.placement import ANSWERING, OFFERED, OVER, READING, RUNNING
+from carpool.frontend.calls.lane import ModelLane
+from carpool.frontend.calls.request import (
+    ANSWERING,
+    OFFERED,
+    OVER,
+    READING,
+    RUNNING,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.door import NOBODY, Answer, ModelEntry
+from carpool.link.door import NOBODY, Answer
 from carpool.link.step_times import Times
-from carpool.observe.counters import Row
 from carpool.types import Datatype
 from carpool.vision.picture_answers import Options
-from carpool.wire.v2 import Placed, raw_head
+from carpool.wire.v2 import raw_head
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.picture_models import classifier, device_classifier, picture, segmenter
 from waiting import until_in_loop as until
@@ -29,37 +36,47 @@ from waiting import until_in_loop as until
 TENSOR = echo("echo", Datatype.FP32, (4,))
 SLOW = segmenter()  # whose answers are made in a thread
 
-pytestmark = pytest.mark.interpreted  # a compiled `ClientCall` has no interpreted subclasses
 
-
-class ToyCall(ClientCall):
+class ToyCall(RequestReply):
     """A whole protocol: how a request is read, and how its answer is written."""
 
-    __slots__ = ("said",)
-
     def __init__(self, service: FrontService, model: FakeModel) -> None:
-        super().__init__(service, NOBODY, INFINITY, monotonic())
         self.said: list[object] = []
-        self.entry = service.look_up(model.name)
-        self.row = service.row(self.entry)
+        self.most = 100  # answers that it takes
+        self.request = Request(service, self, NOBODY, INFINITY, monotonic())
+        self.request.enter(service.lane(service.look_up(model.name)))
+
+    @property
+    def state(self) -> int:
+        return self.request.state
 
     def read(self) -> None:
+        request, service = self.request, self.request.service
         try:
-            if self.entry.vision is None:
-                self._offer_pieces(raw_head(self.entry.signature, 16), [bytes(16)], checked=True)
+            if request.entry.vision is None:
+                head = raw_head(request.entry.signature, 16)
+                request.offer_pieces(head, [bytes(16)], checked=True)
             else:
-                model = self.service.pictures.model(self.entry)
-                self._offer_pictures(RoutePicture(model, picture(), Options(), None))
+                model = service.pictures.model(request.entry)
+                request.offer_pictures(RoutePicture(model, picture(), Options(), None))
         except CarpoolError as error:
-            self._fail(error)
+            request.fail(error)
 
-    def _current(self) -> tuple[ModelEntry, Row]:
-        return self.service.look_up(self.entry.name), self.service.row(self.entry)
+    def leave(self) -> None:
+        self.request.leave()
 
-    def _write(self, answer: Answer, _placed: Mapping[str, Placed]) -> None:
+    def current(self) -> ModelLane:
+        return self.request.service.lane(self.request.entry)
+
+    def answer(self, _request: Request, answer: Answer) -> None:
         self.said.append(answer)
 
-    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+    def part(self, _request: Request, answer: Answer) -> None:
+        if len(self.said) >= self.most:
+            raise TooLarge("it reads too slowly")
+        self.said.append(answer.outputs[0].data[0, 0])
+
+    def error(self, _request: Request, error: CarpoolError, times: Times | None) -> None:
         self.said.append((error.reason, times is not None))
 
 
@@ -200,30 +217,9 @@ MANY = FakeModel(
 )
 
 
-class StreamCall(ToyCall):
-    """Takes so many answers."""
-
-    __slots__ = ("most",)
-
-    def __init__(self, service: FrontService, model: FakeModel) -> None:
-        super().__init__(service, model)
-        self.most = 100
-
-    def _say_part(self, answer: Answer) -> None:
-        if len(self.said) >= self.most:
-            raise TooLarge("it reads too slowly")
-        self.said.append(answer.outputs[0].data[0, 0])
-
-
-@asynccontextmanager
-async def streamed() -> AsyncIterator[tuple[FakeDoor, StreamCall]]:
-    async with served(MANY) as (door, toy):
-        yield door, StreamCall(toy.service, MANY)
-
-
 def test_every_answer_is_written_and_then_the_end() -> None:
     async def run() -> None:
-        async with streamed() as (door, call):
+        async with served(MANY) as (door, call):
             call.read()
             door.calls[0].finish()
             *parts, end = call.said
@@ -238,7 +234,7 @@ def test_every_answer_is_written_and_then_the_end() -> None:
 
 def test_one_that_cannot_be_written_cancels_the_rest() -> None:
     async def run() -> None:
-        async with streamed() as (door, call):
+        async with served(MANY) as (door, call):
             call.most = 2
             call.read()
             door.calls[0].finish()
@@ -250,7 +246,7 @@ def test_one_that_cannot_be_written_cancels_the_rest() -> None:
 
 def test_a_client_that_leaves_between_answers_hears_no_more() -> None:
     async def run() -> None:
-        async with streamed() as (door, call):
+        async with served(MANY) as (door, call):
             call.read()
             door.calls[0].say({"y": [[7.0] * 4]})
             call.leave()
@@ -262,7 +258,7 @@ def test_a_client_that_leaves_between_answers_hears_no_more() -> None:
 
 def test_an_error_after_some_answers_is_the_last_that_is_said() -> None:
     async def run() -> None:
-        async with streamed() as (door, call):
+        async with served(MANY) as (door, call):
             call.read()
             door.calls[0].say({"y": [[7.0] * 4]})
             door.calls[0].finish(ModelError("it had enough"))
@@ -273,8 +269,8 @@ def test_an_error_after_some_answers_is_the_last_that_is_said() -> None:
 
 def test_a_protocol_of_one_answer_says_so_before_the_engine_hears_of_it() -> None:
     async def run() -> None:
-        async with streamed() as (door, call):
-            call.__class__ = type("OneAnswer", (StreamCall,), {"__slots__": (), "refuses_many": "one only"})
+        async with served(MANY) as (door, call):
+            call.request.refuses_many = "one only"
             call.read()
             assert call.said == [("unsupported", False)]
             assert not door.calls

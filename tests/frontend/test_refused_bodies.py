@@ -219,7 +219,7 @@ def test_a_bug_in_a_thread_keeps_no_body(http: over_http.FrontEnd, monkeypatch: 
     monkeypatch.setattr(
         "carpool.observe.logs.Logger.exception", lambda *_, **__: None
     )  # pytest would keep it
-    monkeypatch.setattr("carpool.frontend.calls.packing.LongJson.prepare", prepare)
+    monkeypatch.setattr("carpool.frontend.http.infer_route.prepare", prepare)
     monkeypatch.setattr("carpool.frontend.http.image_route.read_pictures", prepare)
     with nothing_is_kept():
         for _ in range(TIMES):

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import typer
 from tritonclient.grpc import service_pb2
 
 import carpool
 from carpool import errors
-from carpool.cli.main import app
-from carpool.config.pipeline_toml import KEYS as PIPELINE_KEYS
+from carpool.cli.verbs import listed
 from carpool.config.server import variables
-from carpool.config.table import KEYS
-from carpool.frontend.http.app import ROUTES
+from carpool.config.table import every_key
+from carpool.extensions.pipelines.pipeline_toml import KEYS as PIPELINE_KEYS
+from carpool.frontend.http.app import all_routes
 from carpool.observe.prometheus import chosen
+from cli_run import params
 from frontend.grpc.front_end import PATIENCE, channel, front_end
 
 # What docs/python.md promises of the engine. What else it has is for the server's own use.
@@ -36,11 +36,11 @@ def public_names() -> dict[str, Any]:
         "python": _python(),
         "errors": _errors(),
         "commands": _commands(),
-        "routes": sorted(f"{route.method} {route.pattern}" for route in ROUTES),
+        "routes": sorted(f"{route.method} {route.pattern}" for route in all_routes()),
         "grpc": _grpc_methods(),
         "metrics": {family.name: family.kind for family in _families()},
         "headers": _headers(),
-        "model.toml": {section or "top": sorted(keys) for section, keys in sorted(KEYS.items())},
+        "model.toml": {section or "top": sorted(keys) for section, keys in sorted(every_key().items())},
         "pipeline.toml": {section or "top": sorted(keys) for section, keys in sorted(PIPELINE_KEYS.items())},
         "variables": sorted(variables()),
     }
@@ -87,15 +87,12 @@ def _errors() -> dict[str, str]:
 
 def _commands() -> dict[str, dict[str, Any]]:
     """By verb, the options and what they are by default."""
-    group: Any = typer.main.get_command(app)
     return {
         verb: {
             " ".join(parameter.opts): "required" if parameter.required else _default(parameter)
-            for parameter in sorted(
-                group.get_command(None, verb).params, key=lambda parameter: parameter.opts[0]
-            )
+            for parameter in sorted(params(verb), key=lambda parameter: parameter.opts[0])
         }
-        for verb in sorted(group.list_commands(None))
+        for verb in sorted(listed())
     }
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
-from typer.testing import CliRunner
-
-from carpool.cli.main import app
+from cli_run import run_cli
 
 _LINE = ("--curve", "4+1", "--slo-ms", "50")
 _TABLE = ("--curve", "1:8,8:12,32:22,64:35,128:60", "--slo-ms", "100")
@@ -54,7 +52,7 @@ def arguments(seed: int) -> list[str]:
 
 @cache
 def printed(seed: int) -> str:
-    done = CliRunner().invoke(app, arguments(seed), catch_exceptions=False)
+    done = run_cli(arguments(seed))
     assert done.exit_code == 0, done.output
     return done.stdout
 

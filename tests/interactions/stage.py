@@ -18,10 +18,11 @@ import pytest
 from carpool.backends import fake
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.errors import CarpoolError
+from carpool.extensions.text.fake_stepper import fake_text
 from carpool.types import Array
 from carpool.vision.decode import decode
 from engine import ensembles
-from engine.test_sequences import STATE, stateful
+from extensions.sequences.test_sequences import STATE, stateful
 from frontend.access import key_files
 from frontend.http.harness import Client, Response
 from frontend.picture_models import BLUE, GREEN, LABELS, RED, SIDE, detections, picture
@@ -313,7 +314,7 @@ SHOWN: dict[str, Shown] = {
     "text": Shown(
         "writer",
         written,
-        lambda answer: values_of(answer) == [fake.fake_text(PIXELS).decode()],
+        lambda answer: values_of(answer) == [fake_text(PIXELS).decode()],
         lambda: ("image", "UINT8", PIXELS.shape, PIXELS.tobytes()),
     ),
     "device": Shown("chip", ask_picture("/classify?model=chip"), classified, picture_bytes),
@@ -374,7 +375,7 @@ def staged(folder: Path) -> Iterator[Stage]:
     record = folder / "arrivals.jsonl"
     with pytest.MonkeyPatch.context() as patch, collecting() as collector:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        patch.setattr("carpool.process.recording._FLUSH_S", 0.05)
+        patch.setattr("carpool.extensions.recording.front._FLUSH_S", 0.05)
         usual = fake.load
 
         def load(config: ModelConfig, *rest: Any) -> Any:

@@ -12,7 +12,7 @@ from carpool.engine.engine import Engine
 from carpool.errors import CarpoolError
 from engine import ensembles
 from engine.scripted import run
-from engine.test_sequences import STATE, stateful
+from extensions.sequences.test_sequences import STATE, stateful
 from interactions import stage
 
 SEQUENCES = '[sequences]\n[[sequences.control]]\nname = "start"\nkind = "start"\ndatatype = "FP32"\n'

@@ -10,10 +10,10 @@ import torch
 
 from carpool.backends.torch import torch_programs
 from carpool.config.repository import ModelSource, find_models
-from carpool.engine.loading import loading as loading_module
 from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import InvalidInput
+from carpool.extensions.torch import found_compiled
 from carpool.lab import compiled_model
 from carpool.lab.compiled_model import compile_model
 
@@ -54,7 +54,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     monkeypatch.setattr(torch, "compile", lambda pipeline, **_: lambda *rows: pipeline(*rows))
     monkeypatch.setattr(torch_programs.Programs, "_timed", lambda _self, _program: 0.001)
     monkeypatch.setattr(compiled_model, "saved_artifacts", lambda: b"code")
-    monkeypatch.setattr(loading_module, "load_artifacts", loaded.extend)
+    monkeypatch.setattr(found_compiled, "load_artifacts", loaded.extend)
     return loaded
 
 

@@ -94,6 +94,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.lab.fleet_plan._AFFORDED", 15_000)
 
 
+@pytest.mark.conformance
 @pytest.mark.usefixtures("quick")
 def test_bursts_need_more_than_their_mean_rate() -> None:
     curve = BatchCurve.parse("4+1")

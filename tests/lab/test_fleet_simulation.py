@@ -70,6 +70,7 @@ def test_overload_is_as_it_was_measured(replicas: int, balancer: str, retries: i
     assert found.p99_ms < 200
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("balancer", "retries", "measured"),
     [
@@ -91,6 +92,7 @@ def test_three_over_three_of_one_are_as_measured_on_quiet_cores(
     assert three.goodput_rps / (3 * one.goodput_rps) == pytest.approx(measured, rel=0.03)
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(("balancer", "in_time"), [("rr", 1.0), ("least", 0.999), ("p2c", 0.996)])
 def test_below_capacity_all_balancers_are_alike(balancer: str, in_time: float) -> None:
     assert as_measured(0.9, 3, balancer, 0).attainment == pytest.approx(in_time, abs=0.03)
@@ -106,6 +108,7 @@ def test_fewest_open_requests_starves_batches() -> None:
     assert least.mean_batch < 0.75 * turns.mean_batch
 
 
+@pytest.mark.conformance
 def test_one_slow_replica_is_made_up_for_by_retries_or_weights() -> None:
     def in_time(balancer: str, retries: int) -> float:
         slow = fleet(QUICK, 0.05, 0.7, 4, balancer=balancer, retries=retries, slow={1: 2.0}, seconds=3.0)
@@ -154,6 +157,7 @@ def surged(by: str, target: float, *, length: float, slower: float) -> tuple[flo
     return attainment_between(run, slo, calm, end), attainment_between(run, slo, end - 60.0, end)
 
 
+@pytest.mark.conformance
 def test_load_scales_where_saturation_does_not() -> None:
     by_load, afterwards = surged("load", 0.75, length=120.0, slower=8)
     by_saturation, still = surged("saturation", 0.6, length=120.0, slower=8)

@@ -71,6 +71,7 @@ def test_the_plan_counts_the_cores() -> None:
     assert "of the replica's 2 cores. Batches would keep 2 busy and take 1.14 × as long" in said
 
 
+@pytest.mark.conformance
 @pytest.mark.usefixtures("quick")
 def test_without_cores_only_the_wait_is_known() -> None:
     found = plan(FleetQuestion(CURVE, 0.25, 40.0, noise=0.0, machine=Machine(decode=0.02)))

@@ -9,14 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
 from carpool.compiling import form, other_form
-from carpool.config import otel_settings
 from carpool.config.backend_kinds import BackendKind
 from carpool.lab import machine_check
 from carpool.lab.machine_check import Finding, State, check_machine
+from cli_run import run_cli
 
 
 @pytest.fixture(autouse=True)
@@ -75,27 +73,6 @@ def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.Monk
     assert "carpool[more]" in finding.advice
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "missing", "state", "says"),
-    [
-        ("", False, State.FINE, "no collector is set"),
-        ("", True, State.ABSENT, "is not installed"),
-        ("http://c:4318", False, State.FINE, "0.01 of the requests go to http://c:4318/v1/traces"),
-        ("http://c:4318", True, State.NOTE, "is not installed, but a collector is set"),
-        ("c:4318", False, State.WRONG, "must be like http://localhost:4318"),
-    ],
-)
-def test_tracing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, missing: bool, state: State, says: str
-) -> None:
-    for module in (machine_check, otel_settings):
-        monkeypatch.setattr(module, "package_is_missing", lambda: missing)
-    finding = one(check_machine(place(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)), "OpenTelemetry")
-    assert finding.state is state
-    assert says in finding.says
-    assert ("carpool[otel]" in finding.advice) is missing
-
-
 def test_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = BackendKind(name="other", home="x", package="other", imports="no_such_package_here")
     monkeypatch.setattr(machine_check, "kinds", lambda: {"other": kind})
@@ -129,10 +106,10 @@ def test_settings_that_cannot_be_right(tmp_path: Path, name: str, value: str, st
 def test_the_command(tmp_path: Path) -> None:
     good, bad = place(tmp_path), place(tmp_path, CARPOOL_SLO_MS="soon")
     clean = {name: None for name in os.environ if name.startswith("CARPOOL_")}
-    done = CliRunner().invoke(app, ["doctor"], env={**clean, **good})
+    done = run_cli(["doctor"], env={**clean, **good})
     assert done.exit_code == 0, done.output
     assert "Nothing is wrong" in done.output
-    done = CliRunner().invoke(app, ["doctor", "--json"], env={**clean, **bad})
+    done = run_cli(["doctor", "--json"], env={**clean, **bad})
     assert done.exit_code == 1
     report = json.loads(done.stdout)
     assert report["wrong"] == 1

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
 from carpool.core.curve import BatchCurve, slo_capacity
+from cli_run import run_cli
 from later import later
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text("utf-8")
@@ -36,7 +35,7 @@ def simulated(text: str, which: int = 0, **options: str) -> dict[str, Any]:
         if option not in command:
             command += [option, ""]
         command[command.index(option) + 1] = value
-    done = CliRunner().invoke(app, [*command, "--json"])
+    done = run_cli([*command, "--json"])
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -120,6 +119,7 @@ def test_which_balancer() -> None:
         assert told == f"{simulated(text, **changed)['goodput_rps']:,.0f}", options
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("changed", "told"), [later("", "98.2"), ("--retries 0", "92.2"), later("weighted", "100.0")]
 )

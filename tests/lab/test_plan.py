@@ -31,6 +31,7 @@ def _check(found: FleetPlan, slo_ms: float) -> None:
     assert all(sentence.endswith(".") for sentence in found.why)
 
 
+@pytest.mark.conformance
 def test_a_detector_at_500_a_second_needs_one_gpu() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.05, 500, price_per_hour=2.5, model_mb=300.0))
     _check(found, 50)
@@ -44,6 +45,7 @@ def test_a_detector_at_500_a_second_needs_one_gpu() -> None:
     assert any("No delay helps" in sentence for sentence in found.why)
 
 
+@pytest.mark.conformance
 @pytest.mark.usefixtures("quick")
 def test_with_surges_of_three_times_it_needs_two() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.05, 500, surge=3, surge_seconds=10))
@@ -111,6 +113,7 @@ def test_a_promise_below_two_images_is_refused_with_what_would_help() -> None:
     assert "at most 10 ms" in text
 
 
+@pytest.mark.conformance
 @pytest.mark.usefixtures("quick")
 def test_a_device_too_noisy_for_its_promise_is_refused_with_what_would_help() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.0102, 2, noise=0.5))

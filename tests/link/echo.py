@@ -103,7 +103,7 @@ class EchoEngine:
         self.coming: list[Work] = []  # all that were offered before their inputs
         self.submitted = 0
         self.routes = EchoRoutes(self)
-        self.pipelines: dict[int, object] = {}  # it has none
+        self.groups: dict[int, object] = {}  # it has none
         self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
         self.regions: dict[int, OpenRegion] = {}

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from carpool.engine.engine_link import MOST_UNREAD, EngineLink, EngineSide
-from carpool.engine.run.decoupled import MOST_UNSENT
+from carpool.engine.run.parts import MOST_UNSENT
 from carpool.link import records
 
 pytestmark = pytest.mark.interpreted
@@ -25,7 +25,7 @@ class Side:
         self.engine = self
         self.heard = self.by_then = 0
         self.lost = False
-        self.pipelines: dict[int, object] = {}
+        self.groups: dict[int, object] = {}
 
     def opened(self, _link: EngineLink) -> None: ...
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.link import catalog_changes
 from carpool.link.catalog_changes import PIECE_BYTES, CatalogReader, CatalogWriter
-from carpool.link.door import Catalog, IndexEntry, ModelEntry, RolloutSplit
+from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.link.records import (
     CATALOG,
     CATALOG_PIECE,
@@ -68,8 +68,10 @@ def test_a_catalogue_survives_the_way() -> None:
         leaving=[entry(77, "going", Datatype.FP32, (4,))],
         down=frozenset((2, 3)),
         regions={"r": Region(3, "r", "shm", 0, 64, 12)},
-        routes={"fixed": RolloutSplit("1", "2", 0.5)},
-        cameras={"fixed": {"gate": "dark"}},
+        extra={
+            "rollout": {"routes": {"fixed": {"share": 0.5}}},
+            "drift": {"cameras": {"fixed": {"gate": "dark"}}},
+        },
     )
     kinds, back = hear(CatalogReader(), CatalogWriter(catalog).whole())
     assert len(kinds) == 1
@@ -130,7 +132,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
     """Any of the versions serve or leave, as loads, rollouts and rollbacks have them in any order."""
     served = draw(st.lists(st.sampled_from(VERSIONS), unique_by=lambda one: (one.name, one.version)))
     changed = [
-        replace(one, choices=(draw(st.sampled_from("xyz")),)) if draw(st.booleans()) else one
+        draw(st.sampled_from((one, replace(one, choices=("x",)), replace(one, extra={"drift": {"n": 1}}))))
         for one in served
     ]
     leaving = [one for one in draw(st.lists(st.sampled_from(VERSIONS), unique_by=id)) if one not in served]
@@ -142,7 +144,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
         [IndexEntry(one.name, one.version, "READY") for one in served],
         leaving,
         frozenset(one.key for one in served if draw(st.booleans())),
-        routes={one.name: RolloutSplit("1", "2", draw(st.sampled_from((0.0, 0.5)))) for one in served[:1]},
+        extra={"rollout": {"routes": {one.name: draw(st.sampled_from((0.0, 0.5))) for one in served[:1]}}},
         loading=draw(st.sampled_from(("", "now"))),
     )
 

@@ -134,7 +134,7 @@ DOCUMENTS: dict[str, tuple[str, Any, str]] = {
     "an empty list of inputs": ("same", {"inputs": []}, "inputs"),
     "inputs that are no list": ("same", {"inputs": X}, "inputs"),
     "an input that is no object": ("same", {"inputs": [7]}, "input"),
-    "a hundred thousand inputs": ("same", {"inputs": [{}] * 100_000}, "inputs"),
+    "a hundred thousand inputs": ("same", {"inputs": [{}] * 100_000}, "body"),
     "an unknown output": ("same", {"inputs": [X], "outputs": [{"name": "z"}]}, "'z'"),
     "an output twice": ("same", {"inputs": [X], "outputs": [{"name": "y"}] * 2}, "'y'"),
     "an id that is no text": ("same", {"inputs": [X], "id": 5}, "id"),

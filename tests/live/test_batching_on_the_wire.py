@@ -279,6 +279,7 @@ def statistics(server: Live, model: str) -> tuple[int, Counter[int]]:
     return stats["execution_count"], Counter(sizes)
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("name", [name if name in AT_ONCE else later(name) for name in CHOSEN])
 def test_batches_are_those_that_triton_formed(server: Live, folder: Path, name: str) -> None:
     story = STORIES[name]

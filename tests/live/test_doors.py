@@ -96,6 +96,7 @@ def test_files_that_will_not_do_stop_the_start(folder: Path, tmp_path: Path) -> 
     assert f"{bad}, line 1" in server.log()
 
 
+@pytest.mark.conformance
 def test_control_without_keys_is_not_for_pages(folder: Path, tmp_path: Path) -> None:
     given = {"CARPOOL_MODEL_CONTROL_MODE": "explicit"}
     with serving(folder / "models", frontends=0, folder=tmp_path, environment=given) as closed:

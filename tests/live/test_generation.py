@@ -23,8 +23,8 @@ from PIL import Image
 
 pytest.importorskip("torch")
 
-from carpool.backends.fake import fake_text
 from carpool.demo import text_model
+from carpool.extensions.text.fake_stepper import fake_text
 from carpool.wire.event_lines import EventReader
 from frontend.http.harness import Response, post
 from live.server import NEEDS_CURL, Live, command, descendants, is_alive, serving

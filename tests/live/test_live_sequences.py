@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 import carpool
-from engine.test_sequences import stateful
+from extensions.sequences.test_sequences import stateful
 from live.server import Live
 from live.test_grpc import serving
 

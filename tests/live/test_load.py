@@ -158,6 +158,7 @@ def test_pictures_are_uploaded(tmp_path: Path) -> None:
     assert found["batch"]["count"] == found["answered"]
 
 
+@pytest.mark.conformance
 def test_tensors_in_shared_memory(server: Live) -> None:
     before = {path.name for path in Path("/dev/shm").glob("carpool-load-*")}
     found = load(server.url, "--model quick --concurrency 4 --requests 40 --shared-memory")

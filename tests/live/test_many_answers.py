@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from extensions.streams.test_generate import read_events
 from frontend.http.harness import post
-from frontend.http.test_generate import read_events
 from frontend.whole_server import PATIENCE_S, WholeServer, whole_server
 from live.server import NEEDS_CURL, resident_bytes
 from waiting import until

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
+import pytest
 
 import outside
 from carpool.demo import pictures
@@ -40,6 +41,7 @@ class TASK(VisionTask):
 """
 
 
+@pytest.mark.conformance
 def test_a_picture_is_asked_about(tmp_path: Path) -> None:
     package = tmp_path / "site"
     package.mkdir()

@@ -79,7 +79,7 @@ def named_in_every_way(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("frontends", LAYOUTS)
-@pytest.mark.parametrize("kind", ["paths", later("demo", name="demo")])
+@pytest.mark.parametrize("kind", [later("paths", name="paths"), later("demo", name="demo")])
 def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
     tmp_path: Path, kind: str, frontends: int
 ) -> None:

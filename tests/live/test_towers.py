@@ -71,6 +71,7 @@ def over_grpc(server: Live, name: str, inputs: Arrays) -> dict[str, Any]:
         client.close()
 
 
+@pytest.mark.conformance
 def test_each_request_gets_its_own_answer(tmp_path: Path) -> None:
     import onnxruntime
 

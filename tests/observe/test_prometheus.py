@@ -18,7 +18,7 @@ MODEL = {"model": "detector", "version": "1"}
 
 def parsed(table: Table, **cameras: dict[str, str]) -> dict[str, Metric]:
     index = [(row.model, row.version, "ready") for row in table.models()]
-    page = Exposition(table, "1.2.3", cameras=lambda: cameras, index=lambda: index).page().decode()
+    page = Exposition(table, "1.2.3", states=lambda *_: cameras, index=lambda: index).page().decode()
     assert page.endswith("\n")
     return {metric.name: metric for metric in text_string_to_metric_families(page)}
 
@@ -46,19 +46,21 @@ def row(table: Table) -> Row:
 
 
 def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
-    for what in columns.DRIFT_WORDS:
-        row.set(columns.DRIFT_PSI[what], 1.25)
-        row.set(columns.DRIFT_ALARM[what], 2.0)
+    for what in columns.by_word("drift", "psi"):
+        row.set(columns.by_word("drift", "psi")[what], 1.25)
+        row.set(columns.by_word("drift", "alarm")[what], 2.0)
     row.set(columns.CAPACITY, 200.0)
     row.set(columns.LOAD, 2.5)
     step = table.block(1).row(table.directory.assign("street", "1\0find"))
     step.observe(columns.FAN_OUT, 0.0)
     server = table.block(1).server
-    server.set(columns.REGISTRY_UP, 2.0)
-    server.set(columns.REGISTRY_SEEN, 1.0)
+    server.set(columns.single("registry", "up"), 2.0)
+    server.set(columns.single("registry", "heard"), 1.0)
     metrics = parsed(table, detector={"door": "black"})
     # Versions that are rolled out, and GPUs, are not here: test_gpus.py has those.
-    families = [family for family in FAMILIES if family.scope is not Scope.GPU and not family.of_some_models]
+    families = [
+        family for family in FAMILIES if family.scope is not Scope.GPU and family.scope is not Scope.SOME
+    ]
     for family in families:
         metric = metrics[family.name.removesuffix("_total")]
         assert metric.type == family.kind
@@ -82,8 +84,8 @@ def test_load_is_there_where_the_capacity_is_known(table: Table, row: Row) -> No
 
 def test_drift_is_there_where_it_is_known(table: Table, row: Row) -> None:
     assert not any(name.startswith("carpool_drift") for name in parsed(table))
-    row.set(columns.DRIFT_PSI["size"], 1.0)
-    row.set(columns.DRIFT_PSI["score"], 1.25)
+    row.set(columns.by_word("drift", "psi")["size"], 1.0)
+    row.set(columns.by_word("drift", "psi")["score"], 1.25)
     metrics = parsed(table, detector={'a "door"': "frozen"})
     assert value(metrics, "carpool_drift_psi", **MODEL, what="size") == 0.0
     assert value(metrics, "carpool_drift_psi", **MODEL, what="score") == 0.25
@@ -91,7 +93,7 @@ def test_drift_is_there_where_it_is_known(table: Table, row: Row) -> None:
     camera = {"model": "detector", "source": 'a "door"'}
     states = {
         state: value(metrics, "carpool_camera_state", **camera, state=state)
-        for state in columns.CAMERA_STATES
+        for state in columns.by_word("drift", "cameras")
     }
     assert states == {"black": 0, "frozen": 1, "blurred": 0, "changed": 0}
 
@@ -108,7 +110,7 @@ def test_the_page_without_models_has_no_empty_families(table: Table) -> None:
     assert parsed(table).keys() == {
         family.name.removesuffix("_total")
         for family in FAMILIES
-        if family.scope not in (Scope.MODEL, Scope.STEP, Scope.GPU, Scope.CAMERA, Scope.INDEX)
+        if family.scope not in (Scope.MODEL, Scope.SOME, Scope.STEP, Scope.GPU, Scope.SOURCE, Scope.INDEX)
         and not family.name.startswith("carpool_registry")
     }
 
@@ -241,14 +243,14 @@ def test_steps_of_pipelines_have_rows_of_their_own(table: Table) -> None:
 
 def test_a_cascade_says_who_answered_and_whether_they_agree(table: Table, row: Row) -> None:
     assert not any(name.startswith("carpool_cascade") for name in parsed(table))
-    row.add(columns.CASCADE["cheap"], 3)
-    row.add(columns.CASCADE_SAVED, 1.5)
+    row.add(columns.by_word("cascades", "answered")["cheap"], 3)
+    row.add(columns.single("cascades", "saved"), 1.5)
     metrics = parsed(table)
     assert value(metrics, "carpool_cascade_total", **MODEL, by="cheap") == 3
     assert value(metrics, "carpool_cascade_total", **MODEL, by="degraded") == 0
     assert value(metrics, "carpool_cascade_saved_seconds_total", **MODEL) == 1.5
     assert "carpool_cascade_agreement" not in metrics
-    row.add(columns.CASCADE_AUDITS["same"], 3)
-    row.add(columns.CASCADE_AUDITS["differs"])
-    row.add(columns.CASCADE_AUDITS["skipped"], 5)
+    row.add(columns.by_word("cascades", "audits")["same"], 3)
+    row.add(columns.by_word("cascades", "audits")["differs"])
+    row.add(columns.by_word("cascades", "audits")["skipped"], 5)
     assert value(parsed(table), "carpool_cascade_agreement", **MODEL) == 0.75

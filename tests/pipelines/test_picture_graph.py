@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.pipeline_settings import CropSettings
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.errors import ConfigError
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import CropSettings, pipeline_settings
 from carpool.pipelines.picture_graph import (
     Item,
     PictureGraph,
@@ -43,7 +43,7 @@ model = "scenes"
 
 
 def graph(text: str = PLATES) -> PictureGraph:
-    settings = pipeline_config(text, Path("p/pipeline.toml"), "p").pipeline
+    settings = pipeline_settings(pipeline_config(text, Path("p/pipeline.toml"), "p"))
     assert settings is not None
     return PictureGraph(settings)
 

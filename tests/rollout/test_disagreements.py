@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from carpool.config.rollout_settings import KeepSettings
+from carpool.extensions.rollout.settings import KeepSettings
 from carpool.rollout.disagreements import INDEX, Disagreements
 
 JPEG = b"\xff\xd8" + b"x" * 998

@@ -20,9 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.rollout_settings import GuardSettings, RolloutSettings
 from carpool.engine.control import rollouts, watched_rollout
 from carpool.errors import WrongState
+from carpool.extensions.rollout.settings import GuardSettings, RolloutSettings
+from carpool.extensions.rollout.split import splits_of
 from carpool.rollout.rollout_file import Record, as_json, read_record, write_document
 from carpool.rollout.rollout_states import GuardVerdict, Rollout, State, act, advance, failed
 from engine.scripted import run, weights
@@ -199,10 +200,11 @@ async def check_abort(one: Life, state: str) -> None:
     assert found["state"] == ("done" if state == "done" else "rolled-back")
     for catalog in one.catalogs[count:]:
         assert catalog.newest["m"].version == stable
-        assert "m" not in catalog.routes
+        assert "m" not in splits_of(catalog)
     await until(lambda: one.loaded == {stable})
 
 
+@pytest.mark.conformance
 def test_killed_after_any_write_it_is_in_the_same_state_and_can_be_aborted(
     tmp_path: Path, loader: Loader, written: list[bytes]
 ) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from carpool.frontend.calls.routing import Split, Usual
+from carpool.extensions.rollout.split import RolloutSplit
 from carpool.frontend.rollout import mirror as mirrors
 from carpool.frontend.rollout.mirror import Mirror
-from carpool.link.door import ModelEntry, RolloutSplit
+from carpool.frontend.rollout.routing import Split, Usual
+from carpool.link.door import ModelEntry
 from carpool.types import Signature
 from carpool.vision.likeness import Difference
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
-from carpool.config.rollout_settings import RolloutSettings
 from carpool.engine.control.rollout_checks import differences, digest_of, first_pair, pinned
 from carpool.errors import ConfigError
+from carpool.extensions.rollout.settings import RolloutSettings
 from carpool.rollout.rollout_states import Rollout, State
 from carpool.types import Datatype, Signature, TensorSpec
 from engine.repositories import python
-from engine.test_text_driver import write_model
+from extensions.text.test_text_driver import write_model
 from frontend.whole_server import whole_server
 from rollout.staged import Staged
 
-CONFIG = ModelConfig(name="m", path=Path("m"), rollout=RolloutSettings())
+CONFIG = ModelConfig(name="m", path=Path("m"), extra={"rollout": RolloutSettings()})
 FLOAT = Datatype.FP32
 
 
@@ -115,7 +115,9 @@ def test_more_boxes_come_with_a_larger_picture() -> None:
 def test_the_first_pair(
     present: list[int], candidate: int | None, pair: tuple[int | None, int | None]
 ) -> None:
-    assert first_pair(replace(CONFIG, rollout=RolloutSettings(candidate=candidate)), present) == pair
+    assert (
+        first_pair(replace(CONFIG, extra={"rollout": RolloutSettings(candidate=candidate)}), present) == pair
+    )
 
 
 def folder(tmp_path: Path, *versions: int) -> Path:
@@ -151,7 +153,7 @@ def test_which_versions_are_loaded(tmp_path: Path) -> None:
 
 def test_a_newer_version_after_one_by_hand_is_swapped_in(tmp_path: Path) -> None:
     home = folder(tmp_path, 1, 2, 3)
-    over, none = Rollout("1", "2", State.ROLLED_BACK), replace(CONFIG, rollout=None)
+    over, none = Rollout("1", "2", State.ROLLED_BACK), replace(CONFIG, extra={})
     assert chosen(home, over, (1,), by_hand=True, config=none) == LatestVersions()
     assert chosen(home, over, (1,), by_hand=True, config=none, sent_back=(3,)) == (1,)
     assert chosen(home, over, (1,)) == (1,)
@@ -190,7 +192,7 @@ def test_a_candidate_that_did_not_take_over_never_stands_in_for_stable(tmp_path:
     assert chosen(home, rollout) == (3,)  # nobody has judged it
     with pytest.raises(ConfigError, match="restore it"):
         chosen(home, rollout, (1, 2))  # stable is in memory, and goes on there
-    named = replace(CONFIG, rollout=None, versions=SpecificVersions((2,)))
+    named = replace(CONFIG, extra={}, versions=SpecificVersions((2,)))
     assert pinned(named, home, rollout) is named
 
 
@@ -202,7 +204,7 @@ def test_without_the_candidate_that_serves_stable_does(tmp_path: Path) -> None:
 
 
 def test_without_rollout_nothing_is_pinned(tmp_path: Path) -> None:
-    config = replace(CONFIG, rollout=None)
+    config = replace(CONFIG, extra={})
     assert pinned(config, folder(tmp_path, 1, 2), None) is config
 
 

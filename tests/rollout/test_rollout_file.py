@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from carpool.config.rollout_settings import RolloutSettings
+from carpool.extensions.rollout.settings import RolloutSettings
 from carpool.rollout.rollout_file import Record, as_json, file_for, read_record, set_aside, write_document
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.rollout_states import Rollout, State

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from carpool.config.rollout_settings import GuardSettings, RolloutSettings
+from carpool.extensions.rollout.settings import GuardSettings, RolloutSettings
 from carpool.rollout.rollout_guards import (
     RARE,
     Counts,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.rollout_settings import GuardSettings, RolloutSettings
 from carpool.errors import WrongState
+from carpool.extensions.rollout.settings import GuardSettings, RolloutSettings
 from carpool.rollout.rollout_states import (
     ACTIONS,
     ENDS,

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
-from carpool.frontend.calls.routing import Split
-from carpool.link.door import ModelEntry, RolloutSplit, Sender, read_side
+from carpool.extensions.rollout.split import RolloutSplit
+from carpool.frontend.rollout.routing import Split
+from carpool.link.door import ModelEntry, Sender, read_side
 from carpool.types import Signature
 
 

@@ -14,9 +14,10 @@ import orjson
 import pytest
 
 from cache.redis_server import redis_server
-from carpool.cli.rollout_command import sentences
 from carpool.engine.control import shared_rollouts
 from carpool.errors import Unavailable, WrongState
+from carpool.extensions.rollout.command import sentences
+from carpool.extensions.rollout.split import splits_of
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.rollout_states import act
 from carpool.rollout.shared_places import FolderPlace, OutOfReach
@@ -81,8 +82,9 @@ def test_one_rollout_for_all_and_an_abort_anywhere_is_one_everywhere(
         async with replicas(tmp_path, where, ("a", "b", "c")) as lives:
             await all_in(lives, "canary", 1)
             assert len({watched(one).record.mark for one in lives}) == 1, "whoever was first began it for all"
-            await until(lambda: all("m" in one.host.catalog.routes for one in lives))  # told behind the state
-            assert len({one.host.catalog.routes["m"].salt for one in lives}) == 1
+            # The routes are told behind the state.
+            await until(lambda: all("m" in splits_of(one.host.catalog) for one in lives))
+            assert len({splits_of(one.host.catalog)["m"].salt for one in lives}) == 1
             await lives[1].act("promote")
             await all_in(lives, "canary", 2)
             await lives[2].act("pause")
@@ -94,7 +96,7 @@ def test_one_rollout_for_all_and_an_abort_anywhere_is_one_everywhere(
             for one in lives:
                 assert one.status()["why"] == "by hand: false alarms"
                 await until(lambda one=one: one.loaded == {"1"})
-                assert "m" not in one.host.catalog.routes
+                assert "m" not in splits_of(one.host.catalog)
         async with replicas(tmp_path, where, ("a", "new")) as lives:  # started again, and one more
             for one in lives:
                 assert (one.status()["state"], one.serves, one.loaded) == ("rolled-back", "1", {"1"})
@@ -197,7 +199,9 @@ def test_of_a_pause_by_hand_and_one_by_a_guard_at_once_the_guards_holds_for_all(
             await until(lambda: all(watched(one).record.rollout.held for one in lives))
             await until(lambda: len({one.status()["why"] for one in lives}) == 1)
             assert "differ" in by_hand.status()["why"]
-            assert "m" not in by_hand.host.catalog.routes or not by_hand.host.catalog.routes["m"].share
+            assert (
+                "m" not in splits_of(by_hand.host.catalog) or not splits_of(by_hand.host.catalog)["m"].share
+            )
 
     run(story())
 
@@ -227,7 +231,7 @@ def test_who_is_cut_off_stays_where_it_is_and_sends_nothing_to_the_candidate(
             near, far = lives
             await all_in(lives, "canary", 1)
             patch = unreachable(monkeypatch, far)
-            await until(lambda: "m" not in far.host.catalog.routes)
+            await until(lambda: "m" not in splits_of(far.host.catalog))
             assert far.serves == "1"
             assert "Input/output error" in far.status()["shared"]["trouble"]
             assert "cannot be reached (Input/output error)" in " ".join(sentences(far.status()))
@@ -239,7 +243,7 @@ def test_who_is_cut_off_stays_where_it_is_and_sends_nothing_to_the_candidate(
             assert far.status()["step"] == 1
             patch.undo()
             await all_in(lives, "canary", 2)
-            await until(lambda: getattr(far.host.catalog.routes.get("m"), "share", 0.0) == 0.5)
+            await until(lambda: getattr(splits_of(far.host.catalog).get("m"), "share", 0.0) == 0.5)
 
     run(story())
 

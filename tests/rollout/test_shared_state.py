@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.config.rollout_settings import RolloutSettings
+from carpool.extensions.rollout.settings import RolloutSettings
 from carpool.rollout.rollout_file import Mark, Record
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.rollout_states import Rollout, State, after

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import selectors
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.fleet.fleet import Fleet
 from carpool.engine.models.served import VersionState
 from carpool.errors import CarpoolError, ModelError
-from carpool.frontend.calls.routing import Routing
+from carpool.frontend.rollout.routing import Routing
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature
@@ -154,6 +154,7 @@ class FakeServed:
     is_ensemble = writes = hosted = False
     profile = None
     able, vision, choices = True, None, ()
+    rows: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig, version: ModelVersion, slot: Any, identity: object) -> None:
         self.name, self.version, self.config = config.name, str(version.number), config
@@ -182,6 +183,15 @@ class FakeServed:
 
     def route(self) -> Any:
         return object()
+
+    def groups(self) -> None:
+        """Its requests are no groups of others."""
+
+    def work_beside(self) -> None:
+        """There is no background work."""
+
+    def rebind(self) -> None:
+        """It has no steps."""
 
     async def retire(self) -> None:
         """Nobody rides."""

@@ -14,11 +14,11 @@ import pytest
 from carpool.backends.backend import CompiledSize
 from carpool.backends.torch.torch_programs import Programs
 from carpool.core.curve import BatchCurve
-from carpool.engine.models.compile_behind import CompileBehind
 from carpool.engine.profile.compiled_file import compiled_point
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
+from carpool.extensions.torch.compile_behind import CompileBehind
 from carpool.runner import runner_process
 from carpool.runner.runner_process import Pauses, imports_in_pieces
 from carpool.runner.zygote import device_is_used

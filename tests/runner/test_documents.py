@@ -30,6 +30,7 @@ from carpool.engine.loading.loading import Ready
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
+from carpool.extensions.drift.settings import DriftSettings
 from carpool.link.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.plans.settings import VisionSettings
@@ -131,3 +132,13 @@ def test_a_lie_is_noticed(lie: bytes) -> None:
 def test_what_has_no_form_is_not_sent() -> None:
     with pytest.raises(TypeError):
         write_document(object())
+
+
+def test_settings_of_extensions_have_the_types_that_these_declare() -> None:
+    config = ModelConfig(name="m", path=Path("m"), extra={"drift": DriftSettings(sample=0.5)})
+    data = write_document(config)
+    assert read_document(ModelConfig, data) == config
+    with pytest.raises(ValueError, match="KeyError: 'unknown'"):
+        read_document(ModelConfig, data.replace(b'"drift"', b'"unknown"', 1))
+    with pytest.raises(ValueError, match="DriftSettings"):
+        read_document(ModelConfig, data.replace(b'"DriftSettings"', b'"ModelConfig"'))

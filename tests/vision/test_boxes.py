@@ -56,7 +56,7 @@ def test_suppression_equals_the_slow_way(
 
 
 @pytest.mark.parametrize("per_class", [True, False])
-@pytest.mark.parametrize("limit", [0.0, 0.3, later(0.6)])
+@pytest.mark.parametrize("limit", [later(0.0), 0.3, later(0.6)])
 def test_several_blocks_equal_the_slow_way(limit: float, per_class: bool) -> None:
     """Several blocks, with what was kept in earlier ones."""
     random = np.random.default_rng(7)

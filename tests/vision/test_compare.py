@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from carpool.config.rollout_settings import CompareSettings
 from carpool.types import Array
 from carpool.vision import tasks
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.likeness import Difference
 from carpool.vision.mask_regions import png_text, run_lengths
 from carpool.vision.plans.compare import compare_answers, compare_tensors

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from carpool.cli.main import app
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models
 from carpool.demo import bundled_models
@@ -24,6 +22,7 @@ from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.picture_answers import Options
 from carpool.vision.plans.settings import Described
 from carpool.vision.tasks.task import VisionSettings
+from cli_run import run_cli
 from vision.classifiers import SIDE, classifier
 from vision.fixed_answers import answering, by_optimum
 
@@ -75,7 +74,7 @@ def test_a_preset_does_not_normalise_what_the_layers_normalise(tmp_path: Path) -
     assert found.assumed == ("mean", "std")
     with pytest.raises(ConfigError, match=r"Set scale, mean and std in \[image\]"):
         said(file, preset="torchvision", strict=True)
-    assert CliRunner().invoke(app, ["inspect", str(file), "--write", "torchvision"]).exit_code == 0
+    assert run_cli(["inspect", str(file), "--write", "torchvision"]).exit_code == 0
     assert vision(file).assumed == ("mean", "std")
     (tmp_path / "model.toml").write_text(
         'file = "m.onnx"\npreset = "torchvision"\n[image]\nscale = 0.00392156862745098\nmean = 0\nstd = 1\n'
@@ -445,7 +444,7 @@ def test_what_takes_no_picture_says_why(tmp_path: Path) -> None:
 def test_a_size_that_the_input_does_not_have_is_an_error(tmp_path: Path) -> None:
     classifier(tmp_path / "m.onnx")
     (tmp_path / "model.toml").write_text('file = "m.onnx"\n[image]\nsize = 300\n')
-    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "m.onnx")])
+    shown = run_cli(["inspect", str(tmp_path / "m.onnx")])
     assert shown.exit_code != 0
     assert "size [300, 300]" in shown.stderr
     assert str(SIDE) in shown.stderr
@@ -457,7 +456,7 @@ def test_settings_of_another_file_are_left_alone(tmp_path: Path) -> None:
     text = 'file = "b.onnx"\npreset = "timm"\n'
     (tmp_path / "model.toml").write_text(text)
     for command in (("inspect", "--write", "clip"), ("init", "--force")):
-        done = CliRunner().invoke(app, [command[0], str(tmp_path / "a.onnx"), *command[1:]])
+        done = run_cli([command[0], str(tmp_path / "a.onnx"), *command[1:]])
         assert done.exit_code != 0
         assert 'is for file = "b.onnx", not for a.onnx' in done.stderr
     assert (tmp_path / "model.toml").read_text() == text

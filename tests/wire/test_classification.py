@@ -143,6 +143,8 @@ def test_only_so_many_classes_may_be_asked_for(labels: int, asked: int, most: in
     with pytest.raises(InvalidInput, match=f"ask for at most {most:,}$") as raised:
         v2.read_head(head(asked), signature)
     assert raised.value.field == "output 'scores'.parameters.classification"
+    few = (TensorSpec("scores", Datatype.FP32, (16,)),)
+    v2.read_head(head(MAX_ASKED_CLASSES, 4096), Signature("net", specs[0], few, 4096))  # of 16 that there are
     many = Signature("net", *specs, 4096, classes=MAX_ASKED_CLASSES)
     with pytest.raises(InvalidInput, match="ask for at most 16 for each of 4096 rows"):
         v2.read_head(head(17, 4096), many)

@@ -13,7 +13,8 @@ from tritonclient.grpc import service_pb2 as pb
 from carpool.frontend.access.guard import Guard, Names
 from carpool.frontend.access.route_rules import RULES, Kind, rule_of
 from carpool.frontend.grpc.grpc_handlers import CALLS, HEALTH, SERVICE
-from carpool.frontend.http.app import ROUTES, MetricsApp
+from carpool.frontend.http.app import MetricsApp, all_routes
+from carpool.frontend.http.dialects import routes_of_extensions
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import SharedPage
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
@@ -22,7 +23,9 @@ from frontend.http.front_end import error_of, front_end, image_body, infer
 from frontend.http.harness import serving
 from frontend.picture_models import detector, picture
 
-HTTP = [(route.method, route.pattern) for route in ROUTES]
+RULE_OF = {(route.method, route.pattern): route.handler.rule for route in all_routes()}
+OF_EXTENSIONS = {route[:2] for route in routes_of_extensions() if not route.handler.for_events}
+HTTP = list(RULE_OF)
 GRPC = [
     *(f"{SERVICE}/{name}" for name in (*(call.name for call in CALLS), "ModelInfer", "ModelStreamInfer")),
     f"{HEALTH}/Check",
@@ -41,7 +44,9 @@ def bearer(key: str) -> bytes:
 
 
 def test_every_route_of_both_doors_is_in_the_table() -> None:
-    there = {f"{method} {pattern}" for method, pattern in HTTP} | {name.rpartition("/")[2] for name in GRPC}
+    there = {f"{method} {pattern}" for method, pattern in RULE_OF.keys() - OF_EXTENSIONS} | {
+        name.rpartition("/")[2] for name in GRPC
+    }
     assert there == RULES.keys()
 
 
@@ -50,7 +55,8 @@ def test_a_route_that_is_not_listed_takes_the_most() -> None:
 
 
 def test_what_changes_something_is_never_a_get() -> None:
-    for name, rule in RULES.items():
+    rules = RULES | {f"{method} {pattern}": rule for (method, pattern), rule in RULE_OF.items()}
+    for name, rule in rules.items():
         assert not (rule.changes and name.startswith("GET "))
         if rule.kind is Kind.CONTROL and name.startswith("POST "):
             assert rule.changes
@@ -69,7 +75,7 @@ def guard(tmp_path: Path) -> Guard:
 def test_without_a_key_nothing_but_health_and_the_consoles_files(guard: Guard) -> None:
     with front_end(guard=guard) as front, front.connect() as client:
         for method, pattern in HTTP:
-            kind = rule_of(f"{method} {pattern}").kind
+            kind = RULE_OF[method, pattern].kind
             for field in (b"", bearer("unknown-key")):
                 response = client.ask(method, path_of(pattern), field)
                 if kind in OPEN:
@@ -232,7 +238,7 @@ def test_a_head_that_is_known_is_not_checked_again(guard: Guard, monkeypatch: py
     "field", [b"Sec-Fetch-Site: cross-site\r\n", b"Origin: http://evil.example\r\n", b"Origin: null\r\n"]
 )
 def test_a_page_of_another_site_changes_nothing(field: bytes) -> None:
-    changing = [line for line in HTTP if rule_of(f"{line[0]} {line[1]}").changes]
+    changing = [line for line in HTTP if RULE_OF[line].changes]
     assert len(changing) >= 8
     with front_end(guard=Guard()) as front, front.connect() as client:
         for method, pattern in changing:

@@ -159,3 +159,14 @@ def test_where_a_key_is_looked_for() -> None:
     assert presented(b"Basic abc", b"other") == b"other"
     assert presented(None, b"other") == b"other"
     assert presented(b"Basic abc", None) is None
+
+
+def test_a_secret_of_kubernetes_needs_no_end_of_line(tmp_path: Path) -> None:
+    published = tmp_path / "..2026_11_19"
+    published.mkdir()
+    write(published / "keys", "alice SECRET1234567890 models=a")
+    (tmp_path / "..data").symlink_to(published.name)
+    (tmp_path / "keys").symlink_to("..data/keys")
+    alice = read_keys(str(tmp_path / "keys"), "").find(b"SECRET1234567890")
+    assert alice is not None
+    assert not alice.may_use("b")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,19 +183,6 @@ def test_who_makes_us_decode_too_much_rests_while_there_are_others() -> None:
     assert rest == 9 * DECODING_BURST_S / DECODING_SHARE
     assert accounts.rest_s("busy", rest) == 0.0
     assert accounts.rest_s("other", 0.0) == 0.0
-
-
-def test_what_a_thread_spent_counts_as_well() -> None:
-    accounts = Accounts(100)
-    for name in ("busy", "other"):
-        accounts.account(name, 0.0)
-    accounts.spend_elsewhere("busy", 10 * DECODING_BURST_S)
-    assert accounts.rest_s("other", 0.0) == 0.0
-    rest = accounts.rest_s("busy", 0.0)
-    assert rest == pytest.approx(9 * DECODING_BURST_S / DECODING_SHARE)
-    accounts.spend_elsewhere("busy", 1.0)
-    accounts.sweep(rest)
-    assert not accounts._spent_elsewhere  # it is not kept until somebody asks
 
 
 def test_an_account_is_forgotten_with_the_last_that_it_holds() -> None:

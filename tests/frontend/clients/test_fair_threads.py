@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from carpool.errors import Cancelled
 from carpool.frontend.clients.accounts import DECODING_BURST_S, EVEN_S, Accounts
-from carpool.frontend.clients.fair_threads import FairThreads
+from carpool.frontend.clients.fair_threads import Between, FairThreads
 
 PATIENCE_S = 30.0
 
@@ -161,3 +162,57 @@ def test_what_goes_wrong_is_told_and_what_is_cancelled_is_not_run() -> None:
         return run
 
     assert asyncio.run(main()) == ["last"]
+
+
+def test_work_is_charged_to_its_client_also_where_it_fails() -> None:
+    async def main() -> float:
+        with ThreadPoolExecutor(1) as pool:
+            accounts, times = Accounts(9), iter((1.0, 4.0))
+            threads = FairThreads(accounts, pool, 1, clock=lambda: next(times))
+            accounts.account("other", monotonic())
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(threads.begin("busy", lambda _: 1 // 0).done, PATIENCE_S)
+            return accounts.rest_s("busy", monotonic())
+
+    assert asyncio.run(main()) > 1.0
+
+
+def test_what_nobody_waits_for_any_more_ends_between_two_of_its_steps() -> None:
+    steps, begun, left = list[int](), threading.Event(), threading.Event()
+
+    def count(between: Between) -> None:
+        for number in range(9):
+            steps.append(number)
+            begun.set()
+            assert left.wait(PATIENCE_S)
+            between()
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            threads = FairThreads(Accounts(9), pool, 1)
+            work, waiting = threads.begin("a", count), threads.begin("a", count)
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
+            waiting.stop()
+            work.stop()
+            assert waiting.done.cancelled()
+            assert not work.done.done(), "a thread has it still"
+            left.set()
+            with pytest.raises(Cancelled):
+                await asyncio.wait_for(work.done, PATIENCE_S)
+
+    asyncio.run(main())
+    assert steps == [0]
+
+
+def test_where_the_threads_have_ended_what_waits_is_cancelled() -> None:
+    async def main() -> bool:
+        pool = ThreadPoolExecutor(1)
+        threads, go_on = FairThreads(Accounts(9), pool, 1), threading.Event()
+        running, waiting = (threads.begin(name, lambda _: go_on.wait(PATIENCE_S)) for name in "ab")
+        pool.shutdown(wait=False, cancel_futures=True)
+        go_on.set()
+        assert await asyncio.wait_for(running.done, PATIENCE_S)
+        await asyncio.wait([waiting.done], timeout=PATIENCE_S)
+        return waiting.done.cancelled()
+
+    assert asyncio.run(main())

@@ -135,3 +135,45 @@ def test_where_no_model_gives_long_answers_none_is_reserved() -> None:
         for _ in range(2):
             assert answered(send(connected, message())) == SENT[:4]
         assert front.door.reserved == [(4, "127.0.0.1")] * 2
+
+
+STREAM = SERVICE + "ModelStreamInfer"
+
+
+def streamed(found: bytes) -> bytes:
+    return answered(pb.ModelStreamInferResponse.FromString(found).infer_response.SerializeToString())
+
+
+def in_frames(sent: bytes) -> Iterator[bytes]:
+    for start in range(0, len(sent), h2.SMALLEST_FRAME):
+        yield data(1, sent[start : start + h2.SMALLEST_FRAME], 0)
+
+
+def test_in_a_stream_one_is_sent_from_its_slot_and_those_behind_it_are_copied(front: FrontEnd) -> None:
+    service = front.server.service
+    with wire(front, h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 0})) as client:
+        client.send(head(1, path=STREAM))
+        for frame in in_frames(framed(message())):
+            client.send(frame)
+        until(lambda: len(service.long_answers) == 1)
+        for frame in in_frames(framed(message())):
+            client.send(frame)
+        until(lambda: service.accounts.unread > 2 * SIZE)
+        assert len(service.long_answers) == 1
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 4 * SIZE}), h2.window_update(0, 4 * SIZE))
+        client.send(data(1, b"", h2.END_STREAM))
+        found = client.answer(1).data
+    size = int.from_bytes(found[1:5], "big")
+    assert streamed(found[5 : 5 + size]) == SENT
+    assert streamed(found[10 + size :]) == SENT
+
+
+def test_a_stream_whose_client_leaves_lets_its_long_answer_go(front: FrontEnd) -> None:
+    service = front.server.service
+    with wire(front, h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 0})) as client:
+        client.send(head(1, path=STREAM))
+        for frame in in_frames(framed(message())):
+            client.send(frame)
+        until(lambda: len(service.long_answers) == 1)
+    until(lambda: not service.long_answers)
+    front.until_slots_are_back()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from frontend.grpc.front_end import FrontEnd, front_end
 from frontend.http.front_end import IMAGE, models
 
 LONG = 6 << 20  # copied by a thread
-KEY = "carpool-test-grpc"
+KEY = f"carpool-test-{os.getpid()}-grpc"
 
 
 @pytest.fixture(scope="module")

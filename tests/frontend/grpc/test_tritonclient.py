@@ -194,7 +194,7 @@ def test_trace_settings(front: FrontEnd, client: InferenceServerClient) -> None:
         heard.append(arguments)
         return {"trace_level": ["TIMESTAMPS"], "trace_rate": "100"}
 
-    front.door.answers["trace-settings"] = answer
+    front.door.answers["tracing/settings"] = answer
     found = client.update_trace_settings("image", {"trace_level": ["TIMESTAMPS"], "trace_rate": None})
     assert heard == [{"model": "image", "settings": {"trace_level": ["TIMESTAMPS"], "trace_rate": None}}]
     assert list(found.settings["trace_level"].value) == ["TIMESTAMPS"]

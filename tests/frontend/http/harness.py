@@ -60,6 +60,9 @@ class PathApp:
     def refused(self, exchange: Exchange, error: CarpoolError) -> None:
         answer_error(exchange, error)
 
+    def reworded(self, _head: HttpHead, status: int, body: bytes) -> tuple[int, bytes]:
+        return status, body
+
     def root(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.respond(200, b"content-type: text/plain\r\n", b"hello")
         return None

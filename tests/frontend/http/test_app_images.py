@@ -7,7 +7,7 @@ import contextlib
 import io
 import threading
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import orjson
@@ -600,6 +600,7 @@ def test_frames_name_their_source_and_come_alone(served: FrontEnd) -> None:
     assert ask(served, "/detect", two + b"--b--\r\n", form + LIVE).status == 400
 
 
+@cache
 def large(side: int = 4000) -> bytes:
     """A picture of many pixels; what lies behind it makes it long enough for them."""
     return picture(kind="PNG", size=(side, side))

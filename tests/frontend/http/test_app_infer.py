@@ -14,7 +14,6 @@ import orjson
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.frontend.calls.packing import LongJson
 from frontend.http.front_end import (
     IMAGE,
     FrontEnd,
@@ -219,7 +218,7 @@ def test_errors_found_in_a_thread(client: Client) -> None:
 def test_a_bug_in_a_thread(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LongJson, "prepare", lambda *_arguments: 1 / 0)
+    monkeypatch.setattr("carpool.frontend.http.infer_route.prepare", lambda *_arguments: 1 / 0)
     response = infer(client, "echo-INT32", long_json())
     assert (response.status, orjson.loads(response.body)["reason"]) == (500, "internal")
     assert "request-failed" in caplog.text

@@ -175,7 +175,8 @@ def test_a_model_that_is_loaded_again_begins_anew(front: FrontEnd) -> None:
 def reload(front: FrontEnd, name: str) -> None:
     catalog = front.door.catalog
     old = catalog.entries[name, "1"]
-    new = replace(old, key=old.key + 100, digest="other weights")
+    extra = {"cache": {**old.extra["cache"], "digest": "other weights"}}
+    new = replace(old, key=old.key + 100, extra=extra)
     front.door.renew(entries={**catalog.entries, (name, "1"): new}, newest={**catalog.newest, name: new})
 
 
@@ -330,10 +331,10 @@ def test_where_nothing_hits_the_body_is_not_read(front: FrontEnd) -> None:
 
 def test_clearing_and_status(front: FrontEnd) -> None:
     def clear(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        front.door.renew(cleared={arguments["name"]: 1})
+        front.door.renew(extra={"cache": {"cleared": {arguments["name"]: 1}}})
         return {}
 
-    front.door.answers["clear-cache"] = clear
+    front.door.answers["cache/clear"] = clear
     with front.connect() as client:
         thrice(client, "image", image_body())
         status = orjson.loads(client.get("/v2/models/image/cache").body)

@@ -197,10 +197,10 @@ def test_clearing_one_clears_the_other(redis: RedisServer) -> None:
     with sharing(redis) as one, sharing(redis) as other:
 
         def clear(_arguments: object) -> dict[str, object]:
-            one.front.door.renew(cleared={"image": 1})
+            one.front.door.renew(extra={"cache": {"cleared": {"image": 1}}})
             return {}
 
-        one.front.door.answers["clear-cache"] = clear
+        one.front.door.answers["cache/clear"] = clear
         for _ in range(2):
             one.word(7)
 

@@ -112,7 +112,7 @@ def test_what_is_no_answer_is_a_miss(value: bytes) -> None:
         for _ in range(2):
             infer(client, "image", image_body())
         store.values = dict.fromkeys(store.values, value)
-        clear = {"cleared": {"image": 1}}
+        clear = {"extra": {"cache": {"cleared": {"image": 1}}}}
         front.run(lambda: front.door.renew(**clear))
         assert words(infer(client, "image", image_body())) == "miss"
 
@@ -181,10 +181,10 @@ def test_who_wants_a_new_answer_does_not_ask_others() -> None:
 
 def clearing(front: FrontEnd) -> None:
     def clear(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        front.door.renew(cleared={arguments["name"]: 1})
+        front.door.renew(extra={"cache": {"cleared": {arguments["name"]: 1}}})
         return {}
 
-    front.door.answers["clear-cache"] = clear
+    front.door.answers["cache/clear"] = clear
 
 
 def look_again(front: FrontEnd, store: FakeStore) -> None:
@@ -244,7 +244,9 @@ def test_while_the_store_is_down_nothing_is_known_of_it() -> None:
         assert store.asked == asked
         store.up = True
         look_again(front, store)
-        front.run(lambda: front.door.renew(cleared={"image": 1}))  # what is kept here meanwhile
+        front.run(
+            lambda: front.door.renew(extra={"cache": {"cleared": {"image": 1}}})
+        )  # what is kept here meanwhile
         assert words(ask(client)) == "hit; kind=shared"
 
 
@@ -255,7 +257,7 @@ def test_what_was_asked_before_a_clear_is_not_kept_after_it() -> None:
         client.send(post("/v2/models/image/infer", *image_body()))
         until(lambda: len(front.door.calls) == 2)
         call = front.wait_for_call()
-        front.run(lambda: front.door.renew(cleared={"image": 1}))
+        front.run(lambda: front.door.renew(extra={"cache": {"cleared": {"image": 1}}}))
         front.run(call.finish)
         assert client.response().fields["cache-status"] == "carpool; fwd=miss"
         assert len(front.app._service.caches.store) == 0

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from carpool.frontend.calls.asking import Feature, Infers, Made
+from carpool.frontend.calls.front_part import FrontPart
+from carpool.frontend.calls.lane import Infer
+from carpool.frontend.calls.request import Listener, Request
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
-from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry
+from carpool.link.door import Answer, ModelEntry
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.types import Datatype
@@ -27,32 +29,24 @@ from waiting import until
 class CountsSources:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.part = FrontPart(around=self.around)
 
-    def around(self, inner: Infers, _entry: ModelEntry) -> Infers:
-        return CountingDoor(self, inner)
+    def around(self, inner: Infer, _entry: ModelEntry) -> Infer:
+        def infer(request: Request) -> None:
+            self.counts[request.sender.named] += 1
+            request.listen(Counted(self.counts[request.sender.named]))
+            inner(request)
 
-
-class CountingDoor:
-    def __init__(self, feature: CountsSources, inner: Infers) -> None:
-        self._feature = feature
-        self._inner = inner
-
-    def infer(self, ask: Ask, hears: Hears) -> Call:
-        counts = self._feature.counts
-        counts[ask.sender.named] += 1
-        return self._inner.infer(ask, Counted(hears, counts[ask.sender.named]))
+        return infer
 
 
-class Counted:
-    def __init__(self, hears: Hears, number: int) -> None:
-        self._hears = hears
+class Counted(Listener):
+    def __init__(self, number: int) -> None:
         self._number = number
-        self.admitted, self.part = hears.admitted, hears.part
 
-    def done(self, answer: Answer) -> None:
-        if isinstance(answer, Made):
-            answer.fields += b"X-Of-Its-Source: %d\r\n" % self._number
-        self._hears.done(answer)
+    def answered(self, request: Request, answer: Answer) -> Answer:
+        request.more_fields += b"X-Of-Its-Source: %d\r\n" % self._number
+        return answer
 
 
 # ── the test of it ──
@@ -61,7 +55,7 @@ CACHED = {"exact": True, "min_uses": 1}
 
 
 @contextmanager
-def served(*features: Feature) -> Iterator[Client]:
+def served(*parts: FrontPart) -> Iterator[Client]:
     models: tuple[FakeModel, ...] = (
         echo("echo", Datatype.FP32, (4,)),
         classifier(),
@@ -70,7 +64,7 @@ def served(*features: Feature) -> Iterator[Client]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*models, table=table)
     page = SharedPage(Exposition(table, "test").pieces)
-    app = HttpApp(door, table.block(0), page, table=table, features=features)
+    app = HttpApp(door, table.block(0), page, table=table, parts=parts)
     with serving(app) as server, server.connect() as client:
         yield client
         until(lambda: not door.slots_in_use)  # an answer is out before its slot is back
@@ -88,7 +82,7 @@ def ask(client: Client, path: str, source: str) -> str | None:
 @pytest.mark.parametrize("path", ["/v2/models/echo/infer", "/models/namer/predict", "/models/kept/predict"])
 def test_a_feature_is_one_wrapper_in_one_file(path: str) -> None:
     """Of tensors, of pictures, and of answers that are kept."""
-    with served(CountsSources()) as client:
+    with served(CountsSources().part) as client:
         sources = ("gate", "door", "gate", "gate")
         assert [ask(client, path, source) for source in sources] == ["1", "1", "2", "3"]
 
@@ -99,12 +93,13 @@ def test_what_is_not_wrapped_says_nothing() -> None:
 
 
 def test_only_what_is_switched_on_is_wrapped() -> None:
-    """A version without any feature has no entry in the table of wrappers: its requests pass none."""
+    """The lane of a version without any extension has no wrapper: its requests place themselves."""
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(classifier(), classifier("kept", cache=CACHED), table=table)
     service = FrontService("test", door, table.block(0), 1 << 20, 1)
     try:
-        wrapped = {entry.name for entry in door.catalog.entries.values() if entry.key in service.features}
-        assert wrapped == {"kept"}
+        lanes = [service.lane(entry) for entry in door.catalog.entries.values()]
+        assert {lane.entry.name for lane in lanes if lane.infer is not None} == {"kept"}
+        assert all(lane is service.lane(lane.entry) for lane in lanes)
     finally:
         service.close()

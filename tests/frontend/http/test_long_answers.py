@@ -7,6 +7,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -327,6 +328,22 @@ def test_an_answer_that_begins_at_the_end_of_another_begins_once() -> None:
         most = max(most, len(turns))
         turns.popleft()()
     assert (most, len(line), len(shared.writing)) == (1, 0, 0)
+
+
+def test_who_hears_of_an_answer_and_fails_ends_it_and_not_the_turns_of_others() -> None:
+    turns: deque[Callable[[], None]] = deque()
+    aborted, ended, failed, line = list[None](), list[None](), list[object](), deque[LongAnswer]()
+
+    def observer() -> None:
+        raise ZeroDivisionError
+
+    reader: Any = SimpleNamespace(begin_long=lambda *_: False, abort=lambda: aborted.append(None), unsent=0)
+    shared: Any = LongAnswers(cast(Any, None), Accounts(8), turns.append, cast(Any, None))
+    events = LongEvents(observer, failed.append, lambda: ended.append(None), cast(Any, bool))
+    shared.begin("one", reader, LongBody(SlicedBytes([bytes(PIECE_BYTES)]), events, b"", 1), line)
+    while turns:
+        turns.popleft()()
+    assert (len(aborted), len(ended), failed, len(line)) == (1, 1, [], 0)
 
 
 def test_nothing_is_written_in_a_thread_of_its_own(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:

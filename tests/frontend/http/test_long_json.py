@@ -1,27 +1,24 @@
-"""Long JSON is read by another process, and what goes wrong there is told here."""
+"""Long JSON of each route: what is read of it, and what is said of errors."""
 
 from __future__ import annotations
 
 import base64
 import os
-import signal
 import tracemalloc
-from collections.abc import Iterator
 
+import numpy as np
 import orjson
 import pytest
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
-from carpool.frontend.calls import packing as long_json
-from carpool.frontend.calls.packing import LONG, LONG_PICTURE, LongJson, prepare
-from carpool.frontend.clients.accounts import Accounts
-from carpool.frontend.http.body import GatheredBody, Payer, charge_reading
-from carpool.frontend.http.chat_format import read_chat
-from carpool.frontend.http.generate_route import read_picture, read_tensors
+from carpool.extensions.streams.generate_routes import read_picture, read_tensors
+from carpool.extensions.text.chat_format import read_chat
+from carpool.frontend.calls.packing import prepare
 from carpool.frontend.http.image_reading import BodyLayout, read_pictures
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.types import Datatype, Signature, TensorSpec
 
+LONG = 256 * 1024
 ANY = Signature("free", (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (1,)),), 8)
 COUNT = 200_000
 BODY = b'{"id":"7","inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}' % (
@@ -30,90 +27,34 @@ BODY = b'{"id":"7","inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data"
 )
 
 
-@pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongJson]:
-    monkeypatch.setattr(long_json, "_LONGEST_S", 300.0)  # on a busy machine the process is long in starting
-    made = LongJson(lambda _body, _seconds: None)
-    yield made
-    made.close()
-
-
-def _not_here(*_: object) -> None:
-    raise AssertionError("read in this process, where everybody else waits for it")
-
-
-def test_it_reads_what_this_process_would_read(reader: LongJson, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted_head, wanted_pieces = prepare(BODY, None, ANY)
-    monkeypatch.setattr(long_json, "prepare", _not_here)
-    for _ in range(2):  # one process serves many
-        head, pieces = reader.prepare(BODY, None, ANY)
-        assert (head.id, head.batch, head.tail_size) == ("7", 1, wanted_head.tail_size)
-        assert b"".join(pieces) == b"".join(map(bytes, wanted_pieces))
-
-
-def test_a_long_body_is_charged_to_its_client() -> None:
-    accounts = Accounts(100)
-    for name in ("greedy", "other"):
-        accounts.account(name, 0.0)
-    reader = LongJson(charge_reading)
-    body = GatheredBody(len(BODY), Payer(accounts, "greedy"))
-    body.take(BODY)
-    try:
-        for _ in range(100):  # each takes some milliseconds
-            reader.prepare(body, None, ANY)
-            if accounts.rest_s("greedy", 0.0) > 0.0:
-                break
-        else:
-            raise AssertionError("nobody paid for it")
-    finally:
-        reader.close()
-    assert accounts.rest_s("other", 0.0) == 0.0
-
-
-def test_short_ones_are_read_here(reader: LongJson) -> None:
-    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}]}'
-    assert reader.prepare(body, None, ANY)[0].batch == 1
-    assert reader._process is None
+def test_it_reads_what_would_be_read_at_once() -> None:
+    head, pieces = prepare(BODY, None, ANY)
+    assert (head.id, head.batch, head.tail_size) == ("7", 1, 4 * COUNT)
+    assert b"".join(map(bytes, pieces)) == np.full(COUNT, 0.5, "<f4").tobytes()
 
 
 @pytest.mark.parametrize("body", [bytes(LONG + 1), b'{"inputs":"' + b"x" * LONG, b"[" * (LONG + 1)])
-def test_what_is_wrong_is_told(reader: LongJson, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_json, "prepare", _not_here)
+def test_what_is_wrong_is_told(body: bytes) -> None:
     for _ in range(2):
         with pytest.raises(InvalidInput, match="JSON"):
-            reader.prepare(body, None, ANY)
+            prepare(body, None, ANY)
 
 
-def test_one_that_was_killed_is_replaced(reader: LongJson) -> None:
-    reader.prepare(BODY, None, ANY)
-    assert reader._process is not None
-    first = reader._process.pid
-    os.kill(first, signal.SIGKILL)
-    reader._process.wait()
-    assert reader.prepare(BODY, None, ANY)[0].id == "7"
-    assert reader._process.pid != first
-
-
-PICTURE = os.urandom(LONG_PICTURE)
+PICTURE = os.urandom(2 << 20)
 TEXT = base64.b64encode(PICTURE).decode()
 
 
-def test_pictures_in_long_json_are_read_there(reader: LongJson) -> None:
+def test_pictures_in_long_json() -> None:
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{TEXT}"}}
     chat = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]})
     images = orjson.dumps({"images": [TEXT, TEXT]})
     tensor = orjson.dumps({"x": TEXT, "id": "9"})
-    assert reader.read(read_chat, chat, at_most=len(chat)).picture == PICTURE
-    assert reader._process is None  # nothing but the length decides
-    assert reader.read(read_chat, chat, at_most=LONG_PICTURE).picture == PICTURE
-    assert reader._process is not None
-    assert (
-        reader.read(read_pictures, images, BodyLayout("json"), at_most=LONG_PICTURE).pictures == [PICTURE] * 2
-    )
-    found = reader.read(read_picture, tensor, ANY, at_most=LONG_PICTURE)
+    assert read_chat(chat).picture == PICTURE
+    assert read_pictures(images, BodyLayout("json")).pictures == [PICTURE] * 2
+    found = read_picture(tensor, ANY)
     assert found is not None
     assert (found.picture, found.id) == (PICTURE, "9")
-    head, pieces = reader.read(read_tensors, b'{"x":[%b]}' % b",".join([b"0.5"] * COUNT), ANY)
+    head, pieces = read_tensors(b'{"x":[%b]}' % b",".join([b"0.5"] * COUNT), ANY)
     assert (head.tail_size, sum(map(len, pieces))) == (4 * COUNT, 4 * COUNT)
 
 
@@ -124,9 +65,9 @@ def test_pictures_in_long_json_are_read_there(reader: LongJson) -> None:
         (orjson.dumps({"images": ["A" * LONG] + ["AAAA"] * 64}), TooLarge),
     ],
 )
-def test_errors_of_pictures_keep_their_kind(reader: LongJson, body: bytes, kind: type[CarpoolError]) -> None:
+def test_errors_of_pictures_keep_their_kind(body: bytes, kind: type[CarpoolError]) -> None:
     with pytest.raises(kind) as raised:
-        reader.read(read_pictures, body, BodyLayout("json"))
+        read_pictures(body, BodyLayout("json"))
     assert raised.value.field in ("blank", "file")
 
 

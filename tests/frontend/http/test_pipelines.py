@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from carpool.config.pipeline_settings import CropSettings
 from carpool.demo import bundled_models, pictures
+from carpool.extensions.pipelines.settings import CropSettings
 from carpool.observe import columns
 from carpool.pipelines.picture_graph import placed
 from carpool.vision.decode import decode

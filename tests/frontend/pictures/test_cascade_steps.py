@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Refused, Unavailable
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.frontend.pictures import cascade_steps
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
@@ -110,7 +111,7 @@ class Cascade:
             small.function = says(float(np.log(other + margin)), float(np.log(other)), -40.0)
             large.function = says(0.0, 9.0, 0.0)
         text = ANIMALS.format(by=by, below=below, under_load=under_load)
-        settings = pipeline_config(text, Path("animals/pipeline.toml"), "animals").pipeline
+        settings = pipeline_settings(pipeline_config(text, Path("animals/pipeline.toml"), "animals"))
         assert settings is not None
         assert small.vision is not None
         vision = {"task": small.vision["task"], "input": {"name": "image"}, "encoded": False}
@@ -169,7 +170,7 @@ class Cascade:
         return orjson.loads(answer.outputs[0].data[0])
 
     def count(self, word: str) -> float:
-        return self.counted.read(columns.CASCADE[word])
+        return self.counted.read(columns.by_word("cascades", "answered")[word])
 
 
 @pytest.fixture(autouse=True)
@@ -325,16 +326,16 @@ def test_what_was_kept_is_audited_as_spare_work(monkeypatch: pytest.MonkeyPatch)
         one = Cascade(margin, row=row)
         one.go_on(big_fails)
         assert len(one.asked("large", spare=True)) == (margin == 0.8)
-    audits = {word: row.read(column) for word, column in columns.CASCADE_AUDITS.items()}
+    audits = {word: row.read(column) for word, column in columns.by_word("cascades", "audits").items()}
     assert audits == {"same": 0, "differs": 1, "skipped": 0}  # degraded answers are no agreement
     agrees = Cascade(0.8, row=row)
     agrees.door.models["large", "1"].function = says(9.0, 0.0, 0.0)
     agrees.go_on()
-    assert row.read(columns.CASCADE_AUDITS["same"]) == 1
+    assert row.read(columns.by_word("cascades", "audits")["same"]) == 1
     busy = Cascade(0.8, row=row)
     busy.workers.busy = True
     busy.go_on()
-    assert row.read(columns.CASCADE_AUDITS["skipped"]) == 1
+    assert row.read(columns.by_word("cascades", "audits")["skipped"]) == 1
 
 
 def test_what_is_spared_is_counted_once_it_is_more_than_the_cheap_model_took() -> None:
@@ -342,14 +343,14 @@ def test_what_is_spared_is_counted_once_it_is_more_than_the_cheap_model_took() -
     one = Cascade(0.8, row=row)
     cascade = one.cascade
     one.go_on()
-    assert row.read(columns.CASCADE_SAVED) == 0.0  # nothing is known of the big model
+    assert row.read(columns.single("cascades", "saved")) == 0.0  # nothing is known of the big model
     cheap, big = Timing(infer=0.002, batch=2), Timing(infer=0.080, batch=4)
     cascade.answered(cheap, big, degraded=False, asked=None)
     cascade.answered(cheap, None, degraded=False, asked=None)
-    saved = row.read(columns.CASCADE_SAVED)
+    saved = row.read(columns.single("cascades", "saved"))
     assert 0.015 < saved < 0.02
     cascade.answered(cheap, None, degraded=True, asked=None)
-    assert row.read(columns.CASCADE_SAVED) == pytest.approx(saved + 0.019)
+    assert row.read(columns.single("cascades", "saved")) == pytest.approx(saved + 0.019)
 
 
 def test_a_share_that_moves_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.job import INFINITY
 from carpool.errors import ModelError, Unavailable
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
@@ -85,7 +86,7 @@ class DeviceRun(CarriedRun):
         finder = detector(images=IMAGES, encoded=True, hosted=hosted)
         finder.function = finds(found)
         text = toml.format(most=20, if_late=if_late)
-        settings = pipeline_config(text, Path("street/pipeline.toml"), "street").pipeline
+        settings = pipeline_settings(pipeline_config(text, Path("street/pipeline.toml"), "street"))
         assert settings is not None
         vision = {"task": "detect", "input": {"name": "image"}, "encoded": False}
         street = FakeModel(

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
@@ -100,7 +101,7 @@ class CarriedRun:
         finder = detector()
         finder.function = finds(found, best)
         text = STREET.format(most=most, if_late=if_late)
-        settings = pipeline_config(text, Path("street/pipeline.toml"), "street").pipeline
+        settings = pipeline_settings(pipeline_config(text, Path("street/pipeline.toml"), "street"))
         assert settings is not None
         vision = {"task": "detect", "input": {"name": "image"}, "encoded": False}
         street = FakeModel(
@@ -134,7 +135,7 @@ class CarriedRun:
         self.call = PipelineDoor().infer(ask, self.heard)
 
     def decode(self) -> None:
-        """As a `ClientCall` does when its tensor is there, if it still waits."""
+        """As a `Request` does when its tensor is there, if it still waits."""
         self.decoded = True
         if self.over or self.answers:
             self.slot.release()

@@ -142,6 +142,7 @@ def test_a_model_that_speaks_another_language_is_no_zero() -> None:
         measure.read(0, Classes({"image": {}, "classes": []}))
 
 
+@pytest.mark.conformance
 def test_the_difference_of_a_version_and_itself_is_surely_none() -> None:
     data, found = data_set(5, 20)
     images = list(range(1, 21))

@@ -103,6 +103,7 @@ def test_what_was_found_out_reads_back() -> None:
             read_basis(damaged)
 
 
+@pytest.mark.conformance
 def test_the_steps_of_a_pipeline_are_predicted_together() -> None:
     told = CurveEstimate(BatchCurve.parse("16+4"), 1, "given with --step", steps=("16+4", "12+3"))
     assert told.capacity(500.0) < CurveEstimate(told.curve, 1, SERVER).capacity(500.0)

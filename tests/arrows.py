@@ -1,0 +1,72 @@
+"""Which files of the server still import which features: a list that only gets shorter.
+
+Every feature shall be a folder below `extensions`. Until it is, HOMES says which files are its own, and
+ARROWS which files of the server import one of them. A test compares both with the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+HOMES: Mapping[str, str] = {
+    "cache": r"cache/|frontend/caches/",
+    "rollout": r"rollout/|engine/control/(rollout|shared_rollouts|watched_rollout|labelled_check)"
+    r"|frontend/rollout/",
+    "registry": r"registry/|engine/control/registry_",
+    "cascades": r"frontend/pictures/cascade_",
+    "pipelines": r"pipelines/picture_graph"
+    r"|frontend/pictures/(pipeline_|run_steps|recomputation)",
+    "streams": r"frontend/grpc/stream_|wire/event_lines|frontend/http/event_stream",
+    "text": r"backends/torch/(decoder_weights|line_reader|text_network)"
+    r"|backends/torch/torch_(decoder|stepper)|backends/hosted/transformers_model|link/written_tokens",
+    "torch": r"backends/torch/|runner/|engine/loading/(runner_client|hosted_model)"
+    r"|engine/loading/zygote_start|engine/profile/(compiled_file|shared_artifacts)"
+    r"|frontend/pictures/device_picture",
+}
+"""By feature, where its files are that are not below `extensions` yet: the first that matches counts."""
+
+OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
+"""What no server imports."""
+
+ARROWS: Mapping[str, str] = {
+    "engine/control/engine_questions.py": "registry",
+    "engine/profile/shared_profiles.py": "cache",
+    "frontend/calls/request.py": "cache",
+    "frontend/front_service.py": "cache pipelines rollout",
+    "frontend/grpc/grpc_handlers.py": "streams",
+    "frontend/grpc/grpc_infer.py": "cache",
+    "frontend/grpc/grpc_server.py": "cache",
+    "frontend/grpc/grpc_service.py": "cache streams",
+    "frontend/http/app.py": "cache",
+    "frontend/http/http_service.py": "cache",
+    "frontend/http/image_reading.py": "cache",
+    "frontend/http/image_route.py": "cache streams text",
+    "frontend/http/infer_route.py": "cache",
+    "frontend/http/openapi.py": "pipelines",
+    "frontend/http/picture_reply.py": "cache",
+    "frontend/pictures/picture_service.py": "pipelines",
+    "process/front_ends.py": "cache",
+    "process/start.py": "registry rollout",
+}
+"""By file of the server, the features whose files it imports."""
+
+
+@cache
+def feature_of(inside: str) -> str:
+    """Returns whose file it is; empty: the server's own."""
+    if inside.startswith("extensions/") and inside.count("/") > 1:
+        return inside.split("/")[1]
+    return next((name for name, homes in HOMES.items() if re.match(homes, inside)), "")
+
+
+def arrows(imports: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Returns the same of what files import, both named by their places below the package."""
+    found = {}
+    for importer, imported in imports.items():
+        if not feature_of(importer) and not importer.startswith(OUTSIDE):
+            features = {feature_of(one) for one in imported} - {""}
+            if features:
+                found[importer] = " ".join(sorted(features))
+    return found

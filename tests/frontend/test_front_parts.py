@@ -1,0 +1,79 @@
+"""Front parts of extensions: loaded when a catalogue or an option names them, asked for each catalogue."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from carpool.frontend import front_parts
+from carpool.frontend.calls.front_part import FrontPart, StartedWith
+from carpool.frontend.front_parts import FrontParts
+from carpool.link.door import Catalog
+
+
+class Sample:
+    """Two extensions: one that observes what a catalogue says, one that an option starts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        self.followed: list[Catalog] = []
+        self.on = False
+        self.closed = False
+        extensions = {
+            "seeing": SimpleNamespace(name="seeing", front="front:front", part=lambda _: self.seeing),
+            "started": SimpleNamespace(name="started", front="front:front", part=lambda _: self.started),
+            "silent": SimpleNamespace(name="silent", front=""),
+        }
+        monkeypatch.setattr(front_parts, "installed", lambda: extensions)
+        monkeypatch.setattr(front_parts, "started", lambda _settings: (extensions["started"],))
+        service: Any = SimpleNamespace()
+        row: Any = SimpleNamespace()
+        self.parts = FrontParts(service, row, StartedWith(began=7.0))
+
+    def seeing(self, _server: Any) -> FrontPart:
+        self.made.append("seeing")
+        observer: Any = self
+        return FrontPart(
+            follow=self.followed.append,
+            observe=lambda: observer if self.on else None,
+            picture=lambda *_: None,
+            refused=lambda *_: None,
+            close=self.close,
+        )
+
+    def started(self, server: Any) -> FrontPart:
+        self.made.append(f"started at {server.began}")
+        wrapped: Any = lambda door: ("wrapped", door)  # noqa: E731
+        return FrontPart(door=wrapped)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_options_start_parts_that_may_wrap_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sample(monkeypatch)
+    door: Any = "door"
+    assert sample.parts.start(door) == ("wrapped", "door")
+    assert sample.made == ["started at 7.0"]
+    sample.parts.follow(Catalog(extra={"started": {}, "silent": {}, "unknown": {}}))
+    assert len(sample.made) == 1
+
+
+def test_a_catalogue_loads_a_part_once_and_asks_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sample(monkeypatch)
+    entry: Any = SimpleNamespace(extra={"seeing": {"sample": 0.5}})
+    sample.parts.follow(Catalog())
+    assert (sample.made, sample.parts.observers) == ([], ())
+    with_one = Catalog(number=2, entries={("m", "1"): entry})
+    sample.parts.follow(with_one)
+    assert (sample.made, sample.followed) == (["seeing"], [with_one])
+    assert sample.parts.observers == sample.parts.see_pictures == sample.parts.see_refused == ()
+    sample.on = True
+    sample.parts.follow(Catalog(number=3))
+    assert len(sample.made) == 1
+    assert len(sample.parts.observers) == len(sample.parts.see_pictures) == 1
+    assert len(sample.parts.see_refused) == 1
+    sample.parts.close()
+    assert sample.closed
