@@ -31,7 +31,9 @@ With --elements, each request of `attacks/elements.py` from another address than
 gRPC, which send 20 requests/s with an SLO of 200 ms to the demo's server and a model beside it. A row counts
 how many of their 160 requests were late, rejected or failed, the server's memory (shared pages once) and its
 processes that died. It passes with 3 late (5 beside bodies of many megabytes), no dead process, +400 MB
-(+600) and with the memory back within 60 s.
+(+600) and with the memory back within 60 s. Where a machine lets us have a network namespace, pictures are
+fetched from hosts that are slow, silent or wasteful, beside those of a good one: of these 18 of 20 must come
+within a second, during the attack and at once after it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,8 +58,10 @@ from attacks import (
     documents,
     elements,
     elements_rows,
+    fetches,
     isolation_rows,
     over_grpc,
+    own_network,
     pictures,
     streams,
 )
@@ -66,7 +72,7 @@ from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starti
 from load.open_loop import Shower
 from load.ports import free_port
 from load.processes import anonymous_memory
-from load.program import run_program
+from load.program import run_program, tied
 
 RATE, SLO_MS, PATIENCE_S = 60.0, 50.0, 1.0
 ATTAINMENT, MOST_KEPT_MB = 0.95, 100.0
@@ -183,10 +189,13 @@ def main() -> int:
     parser.add_argument("--clients", action="store_true", help="one client beside another")
     parser.add_argument("--random", action="store_true", help="attacks that are drawn")
     parser.add_argument("--elements", action="store_true", help="requests of many elements or megabytes")
+    parser.add_argument("--fetches", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help="of --random")
     given = parser.parse_args()
     if given.clients or given.random:
         return beside(given)
+    if given.fetches:
+        return fetches_here(given)
     if given.elements:
         return many_elements(given)
     names = [
@@ -251,20 +260,50 @@ def many_elements(given: argparse.Namespace) -> int:
     quick = given.quick and not given.only
     chosen = elements_rows.names(given.only, QUICK_ELEMENTS if quick else ())
     seconds = given.seconds or (4.0 if quick else elements_rows.SECONDS)
+    fetched = [name for name in chosen if name in fetches.KINDS]
+    others = [name for name in chosen if name not in fetches.KINDS]
+    found = _measure_elements(others, ("nanodet", "many", *elements.MODELS), [], seconds) if others else []
+    if fetched:
+        found += _fetched_elsewhere(given.only, seconds)
+    print(json.dumps(found, indent=1) if given.json else elements_rows.as_text(found))
+    return 0
+
+
+def _measure_elements(
+    names: Sequence[str], loaded: Sequence[str], more: Sequence[str], seconds: float
+) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory(prefix="carpool-attack-") as folder:
         models = Path(folder) / "models"
         elements.write_models(models)
         ports = Ports(0, *(free_port() for _ in range(4)))
         options = ["--grpc-frontends", "1", "--grpc-port", str(ports.grpc)]
-        options += ["--metrics-port", str(ports.metrics), "--model-control-mode", "explicit"]
-        for name in ("nanodet", "many", *elements.MODELS):
+        options += ["--metrics-port", str(ports.metrics), "--model-control-mode", "explicit", *more]
+        for name in loaded:
             options += ["--load-model", name]
         with starting(models, DEMO_MODELS, options=options) as server:
             wait_ready(server, MEASURED_WITHIN_S)
             ports = replace(ports, http=int(server.url.rpartition(":")[2]))
-            rows = elements_rows.measure_all(server.process.pid, ports, chosen, seconds, tell)
-    found = [row.as_json() for row in rows]
-    print(json.dumps(found, indent=1) if given.json else elements_rows.as_text(rows))
+            return elements_rows.measure_all(server.process.pid, ports, names, seconds, tell)
+
+
+def _fetched_elsewhere(only: str, seconds: float) -> list[dict[str, object]]:
+    """In another process, which has a network of its own. It tells its rows as they are measured."""
+    command = [sys.executable, __file__, "--fetches", "--only", only, "--seconds", str(seconds)]
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # a process with threads cannot move
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=alone, check=True, preexec_fn=tied())
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+def fetches_here(given: argparse.Namespace) -> int:
+    names = [name for name in elements_rows.names(given.only) if name in fetches.KINDS]
+    try:
+        with fetches.hosts():
+            found = _measure_elements(names, ("steady", "pictures"), fetches.options(), given.seconds)
+    except own_network.NoNetwork as reason:
+        tell(f"fetched pictures are not measured: {reason}")
+        found = [{"attack": name, "skipped": str(reason)} for name in names]
+    print(json.dumps(found))
     return 0
 
 

@@ -32,8 +32,8 @@ from typing import Any
 
 import carpool.demo
 from carpool.cache.cache_key import by_blake2b, by_sha256
-from carpool.config.rollout_settings import CompareSettings
 from carpool.core.evidence import interval
+from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.plans.compare import compare_answers
 from carpool.wire.http_reply import read_reply
 from load import cache_redis, cache_rules

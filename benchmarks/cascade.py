@@ -38,8 +38,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from carpool.lab.cascade.cascade_curve import at_least
-from carpool.lab.cascade.cascade_tuning import LEAST_SAMPLES, Costs, Sampled, tune
+from carpool.extensions.cascades.cascade_curve import at_least
+from carpool.extensions.cascades.cascade_tuning import LEAST_SAMPLES, Costs, Sampled, tune
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from load.program import run_program

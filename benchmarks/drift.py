@@ -18,9 +18,9 @@ import cv2
 import numpy as np
 import orjson
 
-from carpool.config.drift_settings import DriftSettings
-from carpool.drift.model_drift import ModelDrift, SampledAnswer
-from carpool.drift.samples import Sampled, measure
+from carpool.extensions.drift.model_drift import ModelDrift, SampledAnswer
+from carpool.extensions.drift.samples import Sampled, measure
+from carpool.extensions.drift.settings import DriftSettings
 from carpool.vision.decode import decode
 
 SIZES = ((640, 480), (1280, 720), (1920, 1080))

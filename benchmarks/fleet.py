@@ -55,7 +55,7 @@ from typing import Any
 
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
-from carpool.deploy_files.balancer_config import Address
+from carpool.extensions.deploy.balancer_config import Address
 from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario
 from load.balancers import Replica, answers, balancer, blue_green_config, program, replicas, switch_pool

@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from carpool.backends.stepper import ModelPart, TextInstance
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder
 from carpool.backends.torch.line_reader import LineReader
@@ -45,11 +44,12 @@ from carpool.backends.torch.torch_decoder import DecoderForm
 from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device
 from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.core.curve import BatchCurve
-from carpool.core.text_job import TextPromise
-from carpool.core.text_scheduler import TextScheduler
-from carpool.engine.generation.text_loading import measure
-from carpool.engine.generation.text_loop import TextLoop
-from carpool.link.text_records import Event, Failed, Piece
+from carpool.extensions.text.stepper import ModelPart, TextInstance
+from carpool.extensions.text.text_job import TextPromise
+from carpool.extensions.text.text_loading import measure
+from carpool.extensions.text.text_loop import TextLoop
+from carpool.extensions.text.text_records import Event, Failed, Piece
+from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.sim.generation_simulation import TokenLengths
 
 KINDS = {

@@ -179,7 +179,7 @@ def _load(url: str, rate: float, seconds: float, seed: int) -> Load:
 
 
 def balancer(url: str) -> dict[str, Any]:
-    from carpool.ray_cluster.ray_fleet import balancers
+    from carpool.extensions.ray.ray_fleet import balancers
 
     return next((dict(each) for each in balancers("carpool") if each["url"] == url), {})
 

@@ -23,6 +23,8 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from core.text_cases import SLOTS, TEXTS
+
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.objectives import Promise
 from carpool.sim.arrivals import poisson
@@ -32,7 +34,6 @@ from core.clairvoyant import most_answered_in_time
 from core.playing import NAMED, attainment, named, play, play_poisson, stream, together
 from core.shadowing import play_shadowed
 from core.step_cases import CASES, LEAST, attainment_by_crops
-from core.text_cases import SLOTS, TEXTS
 
 WIDE, WIDE_SLO = (0.005, 0.001), 0.072  # fixed cost of five images, promise of twelve single ones
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -27,10 +29,12 @@ WIDE_OUTPUT = 5_500_000  # numbers of four bytes: 22 MB
 GENERATED_OUTPUT = 8_250_000
 MEGABYTE = 1_000_000
 _PATIENCE_S = 60.0
+_SENT_AT_ONCE = 1 << 18
+_LONGEST_WAIT_S = 5.0
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _RAW = b"Inference-Header-Content-Length: 0\r\n"
 _GZIP = b"Content-Encoding: gzip\r\n"
-_JSON = b"Content-Type: application/json\r\n"
+JSON_FIELDS = b"Content-Type: application/json\r\n"
 
 _BATCHED = """backend = "fake"
 max_batch = 4
@@ -106,7 +110,7 @@ def empty_words(elements: int, ports: Ports) -> None:
 def classification(count: int, ports: Ports) -> None:
     output = {"name": "y", "parameters": {"classification": count}}
     tensor = {"name": "x", "datatype": "UINT8", "shape": [1, 64], "data": [0] * 64}
-    _send("/v2/models/wide/infer", _JSON, _json({"inputs": [tensor], "outputs": [output]}), ports.http)
+    _send("/v2/models/wide/infer", JSON_FIELDS, _json({"inputs": [tensor], "outputs": [output]}), ports.http)
 
 
 def classification_of_a_detector(ports: Ports) -> None:
@@ -122,11 +126,11 @@ def classification_of_a_detector(ports: Ports) -> None:
 
 def json_answer(ports: Ports) -> None:
     tensor = {"name": "x", "datatype": "UINT8", "shape": [1, 64], "data": [0] * 64}
-    _send("/v2/models/wide/infer", _JSON, _json({"inputs": [tensor]}), ports.http)
+    _send("/v2/models/wide/infer", JSON_FIELDS, _json({"inputs": [tensor]}), ports.http)
 
 
 def generated_document(ports: Ports) -> None:
-    _send("/v2/models/wider/generate", _JSON, _json({"x": 1}), ports.http)
+    _send("/v2/models/wider/generate", JSON_FIELDS, _json({"x": 1}), ports.http)
 
 
 @cache
@@ -154,7 +158,7 @@ def empty_raw_words(elements: int, ports: Ports) -> None:
 
 
 def _load(model: str, ports: Ports) -> None:
-    _send(f"/v2/repository/models/{model}/load", _JSON, b"{}", ports.http)
+    _send(f"/v2/repository/models/{model}/load", JSON_FIELDS, b"{}", ports.http)
 
 
 def labels_and_loads(ports: Ports) -> None:
@@ -183,7 +187,7 @@ def _send(path: str, fields: bytes, body: bytes, port: int) -> bool:
     with contextlib.closing(connect(port, ADDRESS)) as client:
         client.settimeout(_PATIENCE_S)
         client.sendall(post(path, len(body), fields + b"Connection: close\r\n"))
-        client.sendall(body)
+        send_unless_answered(client, body)
         buffer = bytearray(1 << 20)
         head = client.recv(1 << 16)
         while client.recv_into(buffer):
@@ -194,18 +198,29 @@ def _send(path: str, fields: bytes, body: bytes, port: int) -> bool:
     return good
 
 
+def send_unless_answered(client: socket.socket, body: bytes) -> None:
+    """Send a body, or as much of it as the server wants before it answers."""
+    view = memoryview(body)
+    with contextlib.suppress(ConnectionError):  # the answer may be here all the same
+        for start in range(0, len(view), _SENT_AT_ONCE):
+            if select.select([client], (), (), 0)[0]:
+                return
+            client.sendall(view[start : start + _SENT_AT_ONCE])
+
+
 def _after(head: bytes) -> float:
     """A client that was rejected waits as long as the answer says, or a tenth of a second."""
     found = head.lower().partition(b"\r\nretry-after:")[2].partition(b"\r\n")[0].strip()
-    return min(5.0, float(found)) if found.isdigit() else 0.1
+    return min(_LONGEST_WAIT_S, float(found)) if found.isdigit() else 0.1
 
 
 def _call(message: bytes, ports: Ports, *, compressed: bool = True) -> bool:
     with contextlib.closing(connect(ports.grpc, ADDRESS)) as client:
         client.settimeout(_PATIENCE_S)
-        good = OneCall(client).run(_INFER, message, compressed=compressed)
+        call = OneCall(client)
+        good = call.run(_INFER, message, compressed=compressed)
     if not good:
-        time.sleep(0.1)
+        time.sleep(min(_LONGEST_WAIT_S, call.retry_after_s))
     return good
 
 
@@ -314,11 +329,10 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def run(name: str, clients: int, ports: Ports, armed: Event, go: Event, answered: Synchronized[int]) -> None:
+def run(kind: Kind, clients: int, ports: Ports, armed: Event, go: Event, answered: Synchronized[int]) -> None:
     """The whole life of an attacker's process: `clients` threads that send. It ends with the process that
     started it, at the latest."""
     end_with_parent()
-    kind = KINDS[name]
     kind.prepare()
     armed.set()
     go.wait()

@@ -4,6 +4,7 @@ each took. A process of its own, so that the attacker does not slow it down by m
 import asyncio
 import contextlib
 import io
+import json
 import multiprocessing
 import random
 import time
@@ -19,6 +20,9 @@ from load.burst import LoadError
 KEY = "honest-clients-key-01"
 RATE = 30.0
 GIVES_UP_S = 2.0
+GOOD_HOST = "good.example"
+FETCHED = "fetches"
+"""Pictures that the server fetches from the good host."""
 _MORE_S = 30.0
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -26,12 +30,13 @@ _LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 @dataclass(frozen=True)
 class Load:
-    protocol: str  # http, grpc, pictures or sequences
+    protocol: str  # http, grpc, pictures, sequences or fetches
     ports: Ports
     seconds: float
     keyed: bool
     seed: int = 1
     rate: float = RATE
+    waits: bool = False  # for `begin`
 
 
 @dataclass(frozen=True)
@@ -55,23 +60,36 @@ class Running:
         theirs.close()
         self._load = load
 
+    def begin(self) -> None:
+        self._pipe.send(None)
+
     def result(self) -> Answers:
-        if not self._pipe.poll(self._load.seconds + _MORE_S):
-            raise LoadError("the honest client did not end")
-        found: Answers = self._pipe.recv()
+        try:
+            if not self._pipe.poll(self._load.seconds + _MORE_S):
+                raise LoadError("the honest client did not end")
+            found: Answers = self._pipe.recv()
+        except EOFError:
+            raise LoadError("the honest client failed") from None
         self._process.join(5.0)
         return found
 
+    def end(self) -> None:
+        """Ends it, if it still runs."""
+        self._process.kill()
+        self._process.join()
+
 
 def _main(pipe: Connection, load: Load) -> None:
-    pipe.send(asyncio.run(_run(load)))
+    pipe.send(asyncio.run(_run(load, pipe)))
 
 
-async def _run(load: Load) -> Answers:
+async def _run(load: Load, pipe: Connection) -> Answers:
     kinds = {"grpc": _OverGrpc, "http": _OverHttp, "pictures": _Pictures, "sequences": _Sequences}
-    asks = kinds[load.protocol](load)
+    asks = (kinds | {FETCHED: _Fetched})[load.protocol](load)
     with contextlib.suppress(Exception):
         await asyncio.wait_for(asks.ask(), GIVES_UP_S)  # the first one connects
+    if load.waits:
+        pipe.recv()
     draw, latencies = random.Random(load.seed), list[float | None]()
     end, due, under_way = time.monotonic() + load.seconds, time.monotonic(), set[asyncio.Task[None]]()
 
@@ -140,14 +158,19 @@ class _OverHttp:
         return b" 200 " in head[:16]
 
 
-def _small_picture() -> bytes:
+def small_picture() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (320, 240), (9, 99, 199)).save(file, "JPEG")
     return file.getvalue()
 
 
 class _Pictures(_OverHttp):
-    path, body, fields = "/models/pictures/predict", _small_picture(), b"Content-Type: image/jpeg\r\n"
+    path, body, fields = "/models/pictures/predict", small_picture(), b"Content-Type: image/jpeg\r\n"
+
+
+class _Fetched(_OverHttp):
+    path, fields = "/models/pictures/predict", b"Content-Type: application/json\r\n"
+    body = json.dumps({"url": f"http://{GOOD_HOST}/a.jpg"}).encode()
 
 
 class _Sequences(_OverHttp):

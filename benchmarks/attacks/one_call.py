@@ -1,7 +1,9 @@
 """One gRPC call from an address of its own, its message compressed beforehand or very large.
 
-No library's client offers that. The call keeps to the windows that the server opens."""
+No library's client offers that. The call keeps to the windows that the server opens, and reads what the
+server says while it sends: a call that is rejected sends no more."""
 
+import select
 import socket
 import struct
 
@@ -13,14 +15,16 @@ _END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _INITIAL_WINDOW_SETTING = 4
 _FRAME = 16_384
 _WIDE = (1 << 31) - 1
+_RETRY_AFTER = b"retry-after"
 
 
 class OneCall:
     """A call on a connection of its own; stream 1 is the only one."""
 
     def __init__(self, client: socket.socket) -> None:
+        self.retry_after_s = 0.1  # where it was rejected; the server may say another time
         self._client = client
-        self._file = client.makefile("rb")
+        self._here = bytearray()  # received, but not used yet
         self._connection_window = self._stream_window = self._initial_window = 65_535
         self._over = False
 
@@ -37,7 +41,7 @@ class OneCall:
         data, at, answered = memoryview(grpc_message(message, compressed)), 0, False
         while at < len(data) and not self._over:
             room = min(_FRAME, len(data) - at, self._connection_window, self._stream_window)
-            if room <= 0:
+            if room <= 0 or self._has_more():
                 answered |= self._read()
                 continue
             last = _END_STREAM if at + room == len(data) else 0
@@ -49,13 +53,26 @@ class OneCall:
             answered |= self._read()
         return answered
 
+    def _has_more(self) -> bool:
+        return bool(self._here) or bool(select.select([self._client], (), (), 0)[0])
+
+    def _received(self, size: int) -> bytes:
+        while len(self._here) < size:
+            data = self._client.recv(1 << 18)
+            if not data:
+                raise ConnectionResetError
+            self._here += data
+        found = bytes(self._here[:size])
+        del self._here[:size]
+        return found
+
     def _read(self) -> bool:
         """Take one frame; return whether it had data."""
-        head = self._file.read(9)
-        if len(head) < 9:
-            raise ConnectionResetError
+        head = self._received(9)
         size, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
-        stream, payload = int.from_bytes(head[5:], "big"), self._file.read(size)
+        stream, payload = int.from_bytes(head[5:], "big"), self._received(size)
+        if kind == _HEADERS:
+            self._take_wait(payload)
         if kind == _WINDOW:
             self._widen(stream, int.from_bytes(payload, "big"))
         elif kind == _SETTINGS and not flags & _ACK:
@@ -65,6 +82,13 @@ class OneCall:
         elif kind in (_RST, _GOAWAY) or (kind in (_HEADERS, _DATA) and flags & _END_STREAM):
             self._over = True
         return kind == _DATA and size > 0
+
+    def _take_wait(self, block: bytes) -> None:
+        """A field of the server's is a name and a value in plain text, each behind its length."""
+        found = block.partition(_RETRY_AFTER)[2]
+        digits = found[1 : 1 + found[0]] if found else b""
+        if digits.isdigit():
+            self.retry_after_s = float(digits)
 
     def _widen(self, stream: int, more: int) -> None:
         if stream:

@@ -17,8 +17,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder
-from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
+from carpool.extensions.deploy.balancer_config import FILES, Address, balancer_config, deploy_folder
+from carpool.extensions.deploy.balancer_extras import BalancerExtras, whole_balancer_config
 from load.burst import LoadError
 from load.carpool_server import READY_S, STOP_S
 from load.ports import free_port

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carpool.deploy_files.balancer_config import Address, deploy_folder
+from carpool.extensions.deploy.balancer_config import Address, deploy_folder
 from load.balancers import FOLDER, Replica, answers
 from load.burst import LoadError
 from load.carpool_server import READY_S, STOP_S

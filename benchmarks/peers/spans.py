@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import median
 
-from carpool.config.otel_settings import OtelSettings
-from carpool.frontend.traces.request_spans import RequestSpans
-from carpool.frontend.traces.tracing import Tracer
+from carpool.extensions.tracing.front import Tracer
+from carpool.extensions.tracing.request_spans import RequestSpans
+from carpool.extensions.tracing.settings import OtelSettings
 from carpool.observe.counters import Table, table_bytes
 from load.slices import Turn
 from peers import recipes
@@ -43,9 +43,6 @@ class _Call:
     def sent_field(self, name: bytes) -> bytes | None:
         return self._fields.get(name)
 
-    def watch(self, renewed: object) -> None:
-        pass
-
 
 def looking_us() -> float:
     """CPU of a look at a request that gets no spans."""
@@ -54,8 +51,7 @@ def looking_us() -> float:
         OtelSettings("http://127.0.0.1:9/", sample=0.0), "0", table.block(0).server, table.block_exemplars(0)
     )
     call, times, least = _Call(), (0.0, 0.0, 0.0), float("inf")
-    tracer = Tracer(call)  # type: ignore[arg-type]
-    tracer.export(spans)
+    tracer = Tracer(call, spans)  # type: ignore[arg-type]
     for _ in range(_REPEATS):
         began = time.thread_time()
         for _ in range(_LOOKS):

@@ -11,6 +11,10 @@ _FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, _FOLDER)
 try:
     for _name in (
+        "attacks.elements",
+        "attacks.elements_rows",
+        "attacks.fetches",
+        "attacks.one_call",
         "fleet",
         "gpu",
         "hops",

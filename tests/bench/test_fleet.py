@@ -109,7 +109,7 @@ def test_parts_of_a_restart_add_up() -> None:
 
 @pytest.mark.parametrize("kind", fleet.KINDS)
 def test_without_retries_nothing_is_asked_twice(kind: str) -> None:
-    from carpool.deploy_files.balancer_config import Address, balancer_config
+    from carpool.extensions.deploy.balancer_config import Address, balancer_config
     from load.balancers import without_retries
 
     plain = without_retries(kind, balancer_config(kind, [Address("a", 1)], Address("b", 2)))
@@ -130,7 +130,7 @@ def test_what_the_rows_of_the_rules_and_of_the_simulator_wish() -> None:
 
 
 def test_without_retries_only_the_lines_about_them_go(tmp_path: Path) -> None:
-    from carpool.deploy_files.balancer_config import Address, balancer_config
+    from carpool.extensions.deploy.balancer_config import Address, balancer_config
     from load.balancers import without_retries
 
     text = balancer_config("haproxy", [Address("a", 1)], Address("b", 2))

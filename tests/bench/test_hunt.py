@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-SEED = "3"  # shuffles the tests of ORDER
+SEED = "3"
 SOUND = """
 def test_sound():
     assert True
@@ -20,11 +22,12 @@ def test_depends_on_a_moment():
     assert looks[-1] - looks[0] < 0.001
 """
 ORDER = """
+import pytest
 seen = []
-def test_first():
-    seen.append(1)
-def test_depends_on_the_order():
-    assert seen
+@pytest.mark.parametrize("number", range(12))
+def test_depends_on_the_order(number):
+    seen.append(number)
+    assert seen == list(range(number + 1))
 """
 STOPPED = """
 import signal, subprocess, sys, time
@@ -44,6 +47,7 @@ def test_whom_it_stops_stays_stopped():
 """
 
 
+@pytest.mark.conformance
 def test_it_finds_what_fails_now_and_then_and_says_how_to_repeat_it(tmp_path: Path) -> None:
     files = {"sound": SOUND, "late": LATE, "order": ORDER, "stopped": STOPPED}
     paths = [tmp_path / f"test_{name}.py" for name in files]
