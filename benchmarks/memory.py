@@ -38,7 +38,7 @@ from carpool.engine.profile.instance_layout import Layout, close_all
 from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.engine.run.model_inputs import signature_of
-from carpool.memory.spare_memory import own_bytes
+from carpool.memory.free_memory import own_bytes
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, carpool_server
 from load.program import run_program, tell

@@ -206,7 +206,7 @@ async def in_turn(asker: Asker | HttpAsker, pairs: int, seconds: float) -> list[
 
 
 class Asker:
-    """Asks version 1, and version 2 as spare work, with the same tensor."""
+    """Asks version 1, and version 2 as background work, with the same tensor."""
 
     def __init__(self, door: RemoteDoor) -> None:
         self.door = door
@@ -255,7 +255,7 @@ class Asker:
                 found.in_time += took <= SLO
                 found.latencies.append(took)
 
-        self._send(0, done, due, spare=False)
+        self._send(0, done, due, background=False)
 
     def _copy(self, found: Slice) -> None:
         found.copies += 1
@@ -264,9 +264,9 @@ class Asker:
             found.ran += answer.error is None
             found.skipped += answer.error is not None
 
-        self._send(1, done, time.monotonic(), spare=True)
+        self._send(1, done, time.monotonic(), background=True)
 
-    def _send(self, which: int, told: Told, arrived: float, *, spare: bool) -> None:
+    def _send(self, which: int, told: Told, arrived: float, *, background: bool) -> None:
         try:
             slot = self.door.slot(len(self.body))
         except Unavailable as error:
@@ -281,9 +281,9 @@ class Asker:
             told(answer)
             call.release()
 
-        ask = Ask(self.entries[which], self.heads[which], slot, self.tail, arrived, spare=spare)
+        ask = Ask(self.entries[which], self.heads[which], slot, self.tail, arrived, background=background)
         call = self.door.infer(ask, Once(done))
-        if spare:
+        if background:
             self.copies.add(call)
 
 

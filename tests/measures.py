@@ -38,7 +38,6 @@ NAMED: Mapping[str, int] = {
     "registry": 3,
     "rollout": 11,
     "sequences": 11,
-    "spare work": 32,
     "streams": 2,
     "text": 1,
     "torch": 1,

@@ -12,7 +12,7 @@ import uvloop
 
 from carpool.errors import CarpoolError
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.generator import run, spare_the_collector
+from carpool.lab.load.generator import collect_rarely, run
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
 from carpool.lab.load.tally import Answer, Kind, Ticket
 from carpool.sim.simulation import percentile
@@ -122,7 +122,7 @@ async def _fall(shower: Shower) -> Fallen:
     headers = (("X-Carpool-Source", shower.source),) if shower.source else ()
     aim = Aim(shower.url, shower.model, connections=shower.connections, headers=headers)
     target = take_aim(aim)
-    spare_the_collector()
+    collect_rarely()
     report = await run(plan, target, record=record)
     found.drops.sort(key=lambda drop: drop.at)
     found.late_because = report.late_because

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from carpool.lab.load.generator import spare_the_collector
+from carpool.lab.load.generator import collect_rarely
 from load.processes import tree_cpu
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -39,7 +39,7 @@ def _die_with_parent() -> None:
 
 def run_program(main: Callable[[], int | None], name: str, *errors: type[Exception]) -> None:
     """These errors are one line on stderr; nothing is left running, however it ends."""
-    spare_the_collector()
+    collect_rarely()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)

@@ -26,7 +26,7 @@ from carpool.config.model import InstanceGroup, InstanceKind, ModelConfig, Model
 from carpool.config.repository import ModelVersion
 from carpool.engine.profile.measuring import sample
 from carpool.errors import ConfigError, InvalidInput, ModelError, Unsupported
-from carpool.memory.spare_memory import own_bytes
+from carpool.memory.free_memory import own_bytes
 from carpool.types import Datatype, Signature, TensorSpec
 
 

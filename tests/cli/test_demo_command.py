@@ -69,5 +69,5 @@ def test_each_state_is_told_once(capsys: pytest.CaptureFixture[str], monkeypatch
         "full: because of full",
         "standby: because of standby",
     ]
-    assert any("little is spare for a shadow: 4/s" in text for text in said)
+    assert any("little is left over for a shadow: 4/s" in text for text in said)
     assert any("waits: 9 of 50 answers" in text for text in said)

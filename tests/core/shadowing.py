@@ -1,4 +1,4 @@
-"""Production and a shadow on one device: a share of the traffic is also run on a candidate, as spare work."""
+"""Production and a shadow on one device: a candidate gets a share of the traffic, too, as background work."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import inf
 from random import Random
 
 from carpool.core.arbiter import Arbiter
+from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch
 from carpool.core.job import Job
 from carpool.core.scheduler import Scheduler
-from carpool.core.spare import SpareTurn
 from carpool.sim.arrivals import Arrival
 from carpool.sim.simulation import Device, Run, Scenario, Simulation
 
@@ -23,27 +23,27 @@ class ShadowedSimulation(Simulation):
     candidate: Scheduler | None = None  # None: the same model runs it again
     share: float = 1.0
     shared_device: bool = True  # else both run as they like, as models on processors do
-    spare: SpareTurn = field(init=False)
+    background: BackgroundTurn = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         arbiter = Arbiter(exclusive=self.shared_device)
         arbiter.join(self.scheduler, list(self.scheduler.instances))
         runs_it = self.candidate or self.scheduler
-        self.spare = runs_it.spare = arbiter.join_spare(runs_it, list(runs_it.instances))
-        self._drawn, self._spare_random = Random(self.seed + 1), Random(self.seed + 2)
+        self.background = runs_it.background = arbiter.join_background(runs_it, list(runs_it.instances))
+        self._drawn, self._background_random = Random(self.seed + 1), Random(self.seed + 2)
         self.copied = 0
 
     def _offer(self, arrival: Arrival) -> None:
         super()._offer(arrival)
         if self._drawn.random() < self.share:
             self.copied += 1
-            self.spare.offer(Job(arrival.at, images=arrival.images), arrival.at)
+            self.background.offer(Job(arrival.at, images=arrival.images), arrival.at)
 
     def _advance(self, until: float, look_again: float | None) -> float | None:
         if until == inf:  # what is left of the traffic says nothing about the load
-            for job in self.spare.everybody():
-                self.spare.cancel(job)
+            for job in self.background.everybody():
+                self.background.cancel(job)
         return super()._advance(until, look_again)
 
     def _act(self, now: float) -> float | None:
@@ -57,12 +57,12 @@ class ShadowedSimulation(Simulation):
         return min((look for look in looks if look is not None), default=None)
 
     def _seconds(self, batch: Batch, now: float) -> float:
-        random = self._spare_random if batch.turn is self.spare else self._random
+        random = self._background_random if batch.turn is self.background else self._random
         return self.device.seconds(batch.images, batch.instance.index, now, random)
 
     def _finish(self, batch: Batch, now: float) -> None:
-        if batch.turn is self.spare:
-            self.spare.finished(batch, now, now - batch.started)
+        if batch.turn is self.background:
+            self.background.finished(batch, now, now - batch.started)
         else:
             super()._finish(batch, now)
 
@@ -85,4 +85,4 @@ def play_shadowed(
         shared_device=shared_device,
     )
     run = simulation.play(arrivals)
-    return run, simulation.spare.ran / max(1, simulation.copied)
+    return run, simulation.background.ran / max(1, simulation.copied)

@@ -156,7 +156,7 @@ def test_the_surge_that_the_old_recipe_lost(seed: int) -> None:
 
 def test_steady_counts() -> None:
     assert [replicas_for(rate, 100.0) for rate in (0.0, 75.0, 75.1, 150.0, 500.0)] == [1, 1, 2, 2, 7]
-    assert replicas_for(75.0, 100.0, spare=1) == 2
+    assert replicas_for(75.0, 100.0, redundant=1) == 2
     with pytest.raises(ValueError, match="capacity"):
         replicas_for(1.0, 0.0)
 

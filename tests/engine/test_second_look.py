@@ -123,7 +123,7 @@ async def test_on_a_machine_that_is_never_calm_nothing_is_run(tmp_path: Path) ->
         machine = Machine(*[BUSY] * 1000)
         await asyncio.wait_for(look(served, machine).run(), 60)
         assert served.profile is before
-        assert served.scheduler.spare is None
+        assert served.scheduler.background is None
         assert len(machine.waits) == 100, "the looks are numbered"
         assert max(machine.waits) == 300.0
 
@@ -136,8 +136,8 @@ async def test_what_others_disturbed_again_is_not_adopted(tmp_path: Path) -> Non
         machine = Machine(*[CALM, BUSY] * 4, *[BUSY] * 1000)
         await asyncio.wait_for(look(served, machine).run(), 60)
         assert served.profile is before
-        assert served.scheduler.spare is not None
-        assert served.scheduler.spare.ran == 4 * 3 * 2, "four tries, three runs on two instances"
+        assert served.scheduler.background is not None
+        assert served.scheduler.background.ran == 4 * 3 * 2, "four tries, three runs on two instances"
 
 
 @in_a_loop

@@ -71,13 +71,13 @@ class Served2:
     def served(self, version: int) -> Served:
         return self.engine.served[self.entry(version).key]
 
-    def spare(self, version: int) -> Asked:
+    def background(self, version: int) -> Asked:
         entry = self.entry(version)
         body, head, tail = packed(entry, ONE)
         slot = self.client.door.slot(len(body))
         slot.view[:] = body
         heard = Heard()
-        ask = Ask(entry, head, slot, tail, asyncio.get_running_loop().time(), spare=True)
+        ask = Ask(entry, head, slot, tail, asyncio.get_running_loop().time(), background=True)
         return Asked(self.client.door.infer(ask, heard), heard.answers)
 
     def counted(self, version: int, column: columns.Column) -> float:
@@ -123,8 +123,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_it_is_answered_and_is_in_no_figure_of_the_model(tmp_path: Path, device: str, version: int) -> None:
     async def main() -> None:
         async with serving(two_versions(tmp_path, device)) as both:
-            assert await both.spare(version).output() == [[0.0]]
-            await until(lambda: both.counted(version, columns.SPARE["ran"]) == 1)
+            assert await both.background(version).output() == [[0.0]]
+            await until(lambda: both.counted(version, columns.BACKGROUND["ran"]) == 1)
             scheduler = both.served(version).scheduler
             assert scheduler.ledger.offered == scheduler.ledger.answered == 0
             assert scheduler.rate(asyncio.get_running_loop().time()) == 0.0
@@ -141,7 +141,7 @@ def test_production_waits_for_a_batch_of_it_but_spare_work_for_production(
 ) -> None:
     async def main() -> None:
         async with serving(two_versions(tmp_path, device)) as both:
-            spare = both.spare(2)
+            background = both.background(2)
             candidate = both.served(2).scheduler
             await until(lambda: candidate.instances[0].batch is not None)
             asked = both.client.infer(both.entry(1), ONE)
@@ -150,14 +150,14 @@ def test_production_waits_for_a_batch_of_it_but_spare_work_for_production(
             await asyncio.sleep(0)
             assert stable.instances[0].batch is None
             held.set()
-            assert await spare.output() == await asked.output() == [[0.0]]
+            assert await background.output() == await asked.output() == [[0.0]]
             held.clear()
             asked = both.client.infer(both.entry(1), ONE)
             await until(lambda: stable.instances[0].batch is not None)
-            waiting = both.spare(2)
-            await until(lambda: candidate.spare is not None and candidate.spare.everybody())
+            waiting = both.background(2)
+            await until(lambda: candidate.background is not None and candidate.background.everybody())
             waiting.call.cancel()
-            await until(lambda: candidate.spare is not None and not candidate.spare.everybody())
+            await until(lambda: candidate.background is not None and not candidate.background.everybody())
             held.set()
             assert await asked.output() == [[0.0]]
             assert waiting.answers == []
@@ -171,7 +171,7 @@ def test_versions_on_processors_take_turns_only_once_there_is_spare_work(tmp_pat
             schedulers = [both.served(version).scheduler for version in (1, 2)]
             assert await both.client.infer(both.entry(1), ONE).output() == [[0.0]]
             assert [scheduler.instances[0].turn for scheduler in schedulers] == [None, None]
-            await both.spare(2).output()
+            await both.background(2).output()
             assert all(scheduler.instances[0].turn is not None for scheduler in schedulers)
             assert await both.client.infer(both.entry(1), ONE).output() == [[0.0]]
 
@@ -186,15 +186,15 @@ def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(
     async def main() -> None:
         async with serving(two_versions(tmp_path, slo_ms=20)) as both:
             both.served(1).runtime.refused_elsewhere(1000, Reason.OVERLOAD, "")
-            answer = await both.spare(2).answer()
+            answer = await both.background(2).answer()
             assert isinstance(answer.error, CarpoolError)
-            assert answer.error.reason == "spare"
-            await until(lambda: both.counted(2, columns.SPARE["skipped"]) == 1)
-            again = await both.spare(2).answer()
+            assert answer.error.reason == "background"
+            await until(lambda: both.counted(2, columns.BACKGROUND["skipped"]) == 1)
+            again = await both.background(2).answer()
             assert again.error is not None
-            assert again.error.reason == "spare"
+            assert again.error.reason == "background"
             assert again.sent == 0.0  # it never left the front end
-            assert both.counted(2, columns.SPARE["skipped"]) == 1
+            assert both.counted(2, columns.BACKGROUND["skipped"]) == 1
             scheduler = both.served(2).scheduler
             assert not scheduler.ledger.refused
             assert not scheduler.ledger.given_up
@@ -205,20 +205,20 @@ def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(
 def test_it_holds_no_more_than_a_part_of_the_memory(tmp_path: Path, held: threading.Event) -> None:
     async def main() -> None:
         async with serving(two_versions(tmp_path)) as both:
-            first = both.spare(2)
+            first = both.background(2)
             door = both.client.door
             entry = both.entry(2)
             _, head, tail = packed(entry, ONE)
             heard = Heard()
             answers = heard.answers
             slot = door.slot(door.arena.size // 16)
-            door.infer(Ask(entry, head, slot, tail, 0.0, spare=True), heard)
+            door.infer(Ask(entry, head, slot, tail, 0.0, background=True), heard)
             await until(lambda: answers)
             assert answers[0].error is not None
-            assert answers[0].error.reason == "spare"
+            assert answers[0].error.reason == "background"
             held.set()
             assert await first.output() == [[0.0]]
-            assert await both.spare(2).output() == [[0.0]]
+            assert await both.background(2).output() == [[0.0]]
 
     run(main())
 
@@ -229,11 +229,11 @@ def test_who_waits_for_slack_is_told_when_the_model_goes(tmp_path: Path, held: t
             asked = both.client.infer(both.entry(2), ONE)
             scheduler = both.served(2).scheduler
             await until(lambda: scheduler.instances[0].batch is not None)
-            spare = both.spare(2)
-            await until(lambda: scheduler.spare is not None and scheduler.spare.everybody())
+            background = both.background(2)
+            await until(lambda: scheduler.background is not None and scheduler.background.everybody())
             driver = both.served(2).runtime.driver
             driver.close()
-            answer = await spare.answer()
+            answer = await background.answer()
             assert answer.error is not None
             assert answer.error.reason == "unloading"
             held.set()
@@ -250,9 +250,9 @@ def test_it_cannot_come_before_its_inputs(tmp_path: Path) -> None:
             slot = both.client.door.slot(len(body))
             slot.view[:] = body
             heard = Heard()
-            both.client.door.infer(Ask(entry, head, slot, tail, 0.0, ready_in=0.1, spare=True), heard)
+            both.client.door.infer(Ask(entry, head, slot, tail, 0.0, ready_in=0.1, background=True), heard)
             await until(lambda: heard.answers)  # the engine gave up the link
             slot.release()
 
     run(main())
-    assert records.SPARE & records.COMING == 0
+    assert records.BACKGROUND & records.COMING == 0

@@ -227,12 +227,12 @@ def follow(server: RunningServer, seen: int, traffic: Traffic) -> dict[str, Any]
 
 
 def _make_room(counts: dict[str, Any], before: tuple[int, int], traffic: Traffic) -> tuple[int, int]:
-    """A shadow gets what is spare. Where that is little, the demo would take long: then cameras ask less."""
+    """Lets the cameras ask less often where the demo's shadow gets too little of the device."""
     now = counts["stable"]["answers"], counts["candidate"]["answers"]
     asked, shown = now[0] - before[0], now[1] - before[1]
     if shown < asked / 2 and traffic.rate > _LEAST_RATE:
         traffic.ask_for(max(_LEAST_RATE, traffic.rate / 2))
-        print(f"{'':10} little is spare for a shadow: {traffic.rate:.0f}/s until the canary", flush=True)
+        print(f"{'':10} little is left over for a shadow: {traffic.rate:.0f}/s until the canary", flush=True)
     return now
 
 

@@ -158,14 +158,14 @@ class Load(o.AsksServer, o.HasTraffic):
 async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadReport:
     """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
     from carpool.lab.load.aim import take_aim
-    from carpool.lab.load.generator import run, run_shared, spare_the_collector
+    from carpool.lab.load.generator import collect_rarely, run, run_shared
     from carpool.lab.load.tally import request_log
 
     stop = o.stop_on_signal(partial(os._exit, 130))
     if options.processes > 1:
         return await run_shared(plan, aim, options.processes, watch=watch, stop=stop)
     target = take_aim(aim)
-    spare_the_collector()
+    collect_rarely()
     with request_log(options.save) if options.save is not None else nullcontext() as record:
         return await run(plan, target, watch=watch, stop=stop, record=record)
 

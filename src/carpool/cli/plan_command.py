@@ -150,9 +150,9 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
         show.paragraph("No plan.")
     else:
         fleet = answer.replicas * answer.capacity_rps
-        spare = f", {question.redundancy} of them redundant" if question.redundancy else ""
+        redundant = f", {question.redundancy} of them redundant" if question.redundancy else ""
         facts = {
-            "replicas": f"{answer.replicas}{spare}",
+            "replicas": f"{answer.replicas}{redundant}",
             **({} if answer.max_batch is None else {"max batch": f"{answer.max_batch}"}),
             "max delay": f"{answer.max_delay_ms:g} ms",
             "expected p50": f"{answer.p50_ms:.1f} ms",

@@ -147,13 +147,13 @@ async def _sweep(order: SweepOrder, folder: Path, progress: SweepProgress) -> Re
     """Ctrl-C ends it and still reports; the second one does not."""
     import asyncio
 
-    from carpool.lab.load.generator import spare_the_collector
+    from carpool.lab.load.generator import collect_rarely
     from carpool.lab.sweep.conduct import conduct
 
     task = asyncio.current_task()
     assert task is not None
     stop = o.stop_on_signal(task.cancel)
-    spare_the_collector()
+    collect_rarely()
     return await conduct(order, folder, progress, stop)
 
 

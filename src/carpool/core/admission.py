@@ -37,21 +37,21 @@ def gate(
         instance = instances.next_free
         wait = behind + (instance.free_at - now if instance.free_at > now else 0.0)
     starts = wait
-    spare = 0.0
+    slack = 0.0
     if coming:
         wait = _wait_of_coming(core, instance, job, batch, wait, now)
         own = curve.times[min(batch, lane.waiting % batch + job.images)]
         job.foreseen = now + wait + instance.speed.mean * own
-        spare = min(
+        slack = min(
             (lane.doubt or core.doubt_of(lane)).at(now), slo - 2 * instance.speed.mean * curve.times[1]
         )
-        room = curve.fits((job.due - now - wait - spare) / instance.speed.mean)
+        room = curve.fits((job.due - now - wait - slack) / instance.speed.mean)
     else:
         room = instances.fits(instance, job.due - now - wait)
     if room < job.images:
         if is_probe(core, job, slo, now):
             return None
-        terms = _terms(core, instance, job, behind, starts, wait, spare, now)
+        terms = _terms(core, instance, job, behind, starts, wait, slack, now)
         return _refusal(core, Reason.CANNOT_FINISH, terms)
     if room >= batch:
         return None  # whatever gathers, it rides in a batch of the best size
@@ -64,7 +64,7 @@ def gate(
     sustained = instances.pace * curve.throughput(room) * share
     if room < min(batch, gathered) and sustained < enough:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
-        terms = _terms(core, instance, job, behind, starts, wait, spare, now)
+        terms = _terms(core, instance, job, behind, starts, wait, slack, now)
         return _refusal(core, reason, terms, rate, most, room, sustained)
     return None
 

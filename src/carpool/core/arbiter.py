@@ -11,19 +11,19 @@ rest of it comes too late. Weights divide between pipelines, and between them an
 In a cascade whose cheap model answers where there is no time for the big one, that holds only until too much
 waits for the cheap one, which the promise rests on: then it goes first.
 
-Work that nobody waits for takes turns as well, which count for nothing here: see spare.py.
+Work that nobody waits for takes turns as well, which count for nothing here: see background.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from carpool.core.background import NO_ROOM, BackgroundRoom, BackgroundTurn, Slack
 from carpool.core.constants import CONSTANTS
 from carpool.core.instance import Batch, DeviceTurn, Instance
 from carpool.core.job import planned
 from carpool.core.learning import Rate
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.spare import NO_ROOM, Slack, SpareRoom, SpareTurn
 
 _INFINITY = float("inf")
 _LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
@@ -122,13 +122,13 @@ class Arbiter:
     """Represents one device. It runs as many batches at once as its busiest model has instances there.
 
     One that is not `exclusive` is no device, but the processors that several models share without turns: all
-    run as they like, except beside spare work.
+    run as they like, except beside background work.
     """
 
     def __init__(self, *, exclusive: bool = True) -> None:
         self.exclusive = exclusive
         self._turns: list[ModelTurn] = []
-        self._spares: list[SpareTurn] = []
+        self._backgrounds: list[BackgroundTurn] = []
         self._slack = Slack(CONSTANTS)
         self._running: dict[int, tuple[Batch, float]] = {}  # by id, with the seconds that were expected
         self._tag = 0.0  # of the batch that started last
@@ -147,16 +147,16 @@ class Arbiter:
         self._turns.append(turn)
         return turn
 
-    def join_spare(
+    def join_background(
         self, scheduler: SchedulerState, instances: list[Instance], wake: Callable[[], None] = lambda: None
-    ) -> SpareTurn:
-        """That model may have work that nobody waits for, on its instances here: it is `Scheduler.spare`."""
-        turn = SpareTurn(self, scheduler, instances, wake)
-        self._spares.append(turn)
+    ) -> BackgroundTurn:
+        """Returns the turn for background work of a model on its instances here: `Scheduler.background`."""
+        turn = BackgroundTurn(self, scheduler, instances, wake)
+        self._backgrounds.append(turn)
         return turn
 
-    def leave_spare(self, turn: SpareTurn) -> None:
-        self._spares.remove(turn)
+    def leave_background(self, turn: BackgroundTurn) -> None:
+        self._backgrounds.remove(turn)
         self.wake_others(turn)
 
     def leave(self, turn: ModelTurn) -> None:
@@ -178,7 +178,7 @@ class Arbiter:
         several = len(self._turns) > 1 and self.exclusive
         if several:
             self._divide(turn, now)
-        elif not self._spares:
+        elif not self._backgrounds:
             return True
         if not self.has_room:
             return False
@@ -213,26 +213,26 @@ class Arbiter:
             self._hold(now)
         self.wake_others(turn)
 
-    def wake_others(self, turn: ModelTurn | SpareTurn) -> None:
+    def wake_others(self, turn: ModelTurn | BackgroundTurn) -> None:
         for other in self._turns:
             if other is not turn and other.wants:
                 other.wake()
-        for spare in self._spares:
-            if spare is not turn and spare.wants:
-                spare.wake()
+        for background in self._backgrounds:
+            if background is not turn and background.wants:
+                background.wake()
 
-    # ---- for spare work -----------------------------------------------------------------------------
+    # ---- for background work -----------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
-        """Returns whether there is room for one more batch. Where models take no turns, spare work and theirs
-        exclude each other."""
+        """Returns whether there is room for one more batch. Where models take no turns, background work
+        and theirs exclude each other."""
         if self.exclusive:
             return len(self._running) < self._width
-        return not any(isinstance(batch.turn, SpareTurn) for batch, _ in self._running.values())
+        return not any(isinstance(batch.turn, BackgroundTurn) for batch, _ in self._running.values())
 
-    def slack(self, now: float) -> SpareRoom:
-        """Returns the room for a batch of spare work that would start now. Whoever is ready goes first,
+    def slack(self, now: float) -> BackgroundRoom:
+        """Returns the room for a batch of background work that would start now. Whoever is ready goes first,
         however little time that would cost: else a promise of many small batches is late by one of these
         again and again."""
         turns = self._turns
@@ -241,13 +241,13 @@ class Arbiter:
             busy = busy or any(instance.batch for turn in turns for instance in turn.instances)
         return NO_ROOM if busy else self._slack.room(turns, self._width, now)
 
-    def spare_began(self, batch: Batch, now: float) -> None:
+    def background_began(self, batch: Batch, now: float) -> None:
         expected = batch.instance.free_at - now
         self._slack.used(expected, now)
         self._running[id(batch)] = (batch, expected)
         self._hold(now)
 
-    def spare_ended(self, turn: SpareTurn, batch: Batch, now: float) -> None:
+    def background_ended(self, turn: BackgroundTurn, batch: Batch, now: float) -> None:
         known = self._running.pop(id(batch), None)
         if known is not None:
             self._slack.used(now - batch.started - known[1], now)

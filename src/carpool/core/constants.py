@@ -100,7 +100,7 @@ class Constants:
     """A front end that is behind can go on with nine tenths of what it did: who asks for more than a fair
     part of that is turned away. If the wait stands for two promises all the same, the rest give way, too."""
 
-    backlog_spare: float = 0.5
+    backlog_beside: float = 0.5
     """Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At
     all of it, one in twenty of those others would find the wait too long."""
 
@@ -209,22 +209,22 @@ class Constants:
     """What is guessed of the lengths of answers weighs as much as four answers. When so many were seen that
     were so long, half of them are forgotten."""
 
-    spare_load: float = 0.7
-    spare_delay: float = 0.1
-    spare_quiet_s: float = 1.0
+    background_load: float = 0.7
+    background_delay: float = 0.1
+    background_quiet_s: float = 1.0
     """Work that nobody waits for runs while less than this share is asked of what the models on its device
     can answer in time, and for a second nobody was told no; it takes what is left of the share, and no batch
     of it takes more than a tenth of a promise. 0.9 would gain next to nothing."""
 
-    spare_rare: float = 0.005
-    spare_long_s: float = 20.0
-    spare_nobody: float = 0.01
+    background_rare: float = 0.005
+    background_long_s: float = 20.0
+    background_unseen: float = 0.01
     """Longer batches of it may run, within half of what the most urgent has to spare, as long as all such
     work takes this share of twenty seconds: fewer requests meet one than the slowest hundredth. Where less
     than a hundredth of a request comes within a promise, it is all of what one has to spare."""
 
-    spare_promises: float = 10.0
-    spare_promise_s: float = 0.5
+    background_promises: float = 10.0
+    background_promise_s: float = 0.5
     """It is skipped when it has waited for ten promises. A model without one is treated as if it promised
     half a second, and is left alone while anybody waits for it."""
 

@@ -79,9 +79,9 @@ class FairBacklog:
     def turns_away(self, model: int, slo: float | None, lane: FrontLane, waited: float, now: float) -> bool:
         if slo is not None:
             self._judge(model, slo, waited, now)
-        if waited <= self._constants.backlog_spare * self._limit or not self.is_to_blame(lane, now):
+        if waited <= self._constants.backlog_beside * self._limit or not self.is_to_blame(lane, now):
             return False
-        if waited <= self._limit and not self.shares.spares_somebody:
+        if waited <= self._limit and not self.shares.protects_a_client:
             return False
         self._until = now + self._constants.backlog_memory_s
         return True
@@ -172,7 +172,7 @@ class FrontShares:
         self._lanes: dict[LaneKey, FrontLane] = {}
         self.done = Rate(constants.lane_memory_s)  # for whomever
         self._forget_at = float("-inf")
-        self.spares_somebody = False
+        self.protects_a_client = False
         """Whether, at the last look, some asked for no more than their part."""
         self._level = float("inf")
         self._level_for = (-1.0, float("-inf"))  # the share it was worked out for, and until when it holds
@@ -204,7 +204,7 @@ class FrontShares:
             demands = [known.demand(now) for known in self._lanes.values()]
             weights = [known.weight for known in self._lanes.values()]
             level = self._level = water_level(demands, share * self.done.at(now), weights)
-            self.spares_somebody = any(
+            self.protects_a_client = any(
                 _LEAST < demand <= level * weight for demand, weight in zip(demands, weights, strict=True)
             )
             self._level_for = share, now + _LEVEL_S

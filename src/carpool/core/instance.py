@@ -152,12 +152,14 @@ class Instances:
         self.uneven = self.gone or fastest < _MUCH_FASTER * slowest
         self.next_free, self.idle = next_free, idle
 
-    def start(self, instance: Instance, jobs: list[Job], now: float, spare: BatchTurn | None = None) -> Batch:
-        """Starts a batch, on the account of spare work if it is that."""
+    def start(
+        self, instance: Instance, jobs: list[Job], now: float, background: BatchTurn | None = None
+    ) -> Batch:
+        """Starts a batch, on the account of background work if it is that."""
         images = 0
         for job in jobs:
             images += job.images
-        turn = spare or instance.turn
+        turn = background or instance.turn
         instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now, self._belief, turn)
         instance.free_at = now + instance.speed.mean * self._curve.times[images]
         self._belief.ran = now

@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused
 if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
-SPARE = "spare"
+BACKGROUND = "background"
 """The reason of work that nobody waits for and that was skipped: no client ever reads it."""
 
 _IN_NUMBERS = (Reason.CANNOT_FINISH, Reason.OVERLOAD, Reason.OVER_SHARE, Reason.QUEUE_FULL, Reason.GIVEN_UP)
@@ -266,7 +266,7 @@ def _advice(refusal: Refusal) -> str:
 
 def skipped(model: str) -> Unavailable:
     """Returns the error of work that nobody waits for, and that there was no slack for."""
-    return Unavailable(f"{model} has no free time for background work", reason=SPARE)
+    return Unavailable(f"{model} has no free time for background work", reason=BACKGROUND)
 
 
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:

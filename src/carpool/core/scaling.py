@@ -138,11 +138,11 @@ class Autoscaler:
         return min(rate + growth * self.rule.cold_start, _MOST_GROWTH * rate)
 
 
-def replicas_for(rate: float, capacity: float, *, target: float = TARGET_LOAD, spare: int = 0) -> int:
+def replicas_for(rate: float, capacity: float, *, target: float = TARGET_LOAD, redundant: int = 0) -> int:
     """Returns the replicas for a steady rate, with so many more for those that may be away."""
     if not capacity > 0.0:
         raise ValueError(f"capacity must be above 0, not {capacity}")
-    return max(1, ceil(max(0.0, rate) / (target * capacity) - _ROUNDING)) + spare
+    return max(1, ceil(max(0.0, rate) / (target * capacity) - _ROUNDING)) + redundant
 
 
 def capacity(scheduler: Scheduler) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from carpool.core.admission import backed_up
+from carpool.core.background import BackgroundTurn
 from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
@@ -34,7 +35,6 @@ from carpool.core.objectives import Knobs, Promise
 from carpool.core.queue import Lane
 from carpool.core.scheduler_state import Policy, SchedulerState
 from carpool.core.shares import ORDINARY
-from carpool.core.spare import SpareTurn
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Scheduler(SchedulerState):
         self._in_order: deque[Job] = deque()
         self._replaced: list[GivenUp] = []  # not told yet
         self.asked_for = 0  # images, ever; without those that another server was asked for before
-        self.spare: SpareTurn | None = None  # work that nobody waits for, once there is any
+        self.background: BackgroundTurn | None = None  # work that nobody waits for, once there is any
 
     # ---- what happened ------------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class Scheduler(SchedulerState):
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
-        if job.lane is None and self.spare is not None:
-            return self.spare.cancel(job)
+        if job.lane is None and self.background is not None:
+            return self.background.cancel(job)
         if job.state in (OFFERED, READY):
             self.lanes.remove(job, GONE)
             self.ledger.cancelled += 1
@@ -169,7 +169,7 @@ class Scheduler(SchedulerState):
 
         `seconds` is what it took on the instance, if that is worth learning from: its kind's curve does.
         """
-        if isinstance(batch.turn, SpareTurn):
+        if isinstance(batch.turn, BackgroundTurn):
             return batch.turn.finished(batch, now, seconds)
         self.instances.finish(batch, now, seconds)
         if seconds is not None:
@@ -194,11 +194,11 @@ class Scheduler(SchedulerState):
 
     # ---- what to do ---------------------------------------------------------------------------------
 
-    def decide(self, now: float, *, spare_too: bool = True) -> Decision:
+    def decide(self, now: float, *, background_too: bool = True) -> Decision:
         """Returns the next thing to do. Ask again after a batch was returned: another instance may be
         free."""
-        if self.spare is not None and spare_too:
-            return self._decide_beside(self.spare, now)
+        if self.background is not None and background_too:
+            return self._decide_beside(self.background, now)
         decision = Decision(given_up=self._replaced)
         self._replaced = []
         self._expire(now, decision.given_up)
@@ -223,13 +223,13 @@ class Scheduler(SchedulerState):
             decision.look_again = min(self._expiries[0][0], decision.look_again or INFINITY)
         return decision
 
-    def _decide_beside(self, spare: SpareTurn, now: float) -> Decision:
-        """Spare work runs where the model has nothing to start."""
-        decision = self.decide(now, spare_too=False)
+    def _decide_beside(self, background: BackgroundTurn, now: float) -> Decision:
+        """Background work runs where the model has nothing to start."""
+        decision = self.decide(now, background_too=False)
         if decision.batch is None:
-            decision.batch = spare.start(now)
-            if spare.look_again is not None:
-                decision.look_again = min(spare.look_again, decision.look_again or INFINITY)
+            decision.batch = background.start(now)
+            if background.look_again is not None:
+                decision.look_again = min(background.look_again, decision.look_again or INFINITY)
         return decision
 
     @property

@@ -393,14 +393,14 @@ class Engine:
             memory.place(key, work)
         self.submit(key, [work])
 
-    def submit_spare(self, key: int, work: Work) -> None:
+    def submit_background(self, key: int, work: Work) -> None:
         """Does the same for work that nobody waits for."""
         try:
-            self.fleet.spare_route(key).submit([work])
+            self.fleet.background_route(key).submit([work])
         except CarpoolError as error:
             work.done(work, Outcome(error=error))
         except Exception as error:  # nobody's request is to end with it
-            log.exception("spare-failed", key=key)
+            log.exception("background-failed", key=key)
             if work.state is NEW:
                 work.done(work, Outcome(error=CarpoolError(f"the engine failed: {error}")))
 

@@ -99,7 +99,7 @@ class EngineHost(Publisher):
         }
         self.engine = engine = make(publisher=self, loads=lambda: self._loads)
         self.routes: Mapping[int, Route] = engine.fleet.routes  # by key: where requests go
-        self.submit_spare = engine.submit_spare
+        self.submit_background = engine.submit_background
 
     def start_parts(self) -> None:
         """Loads what the server's options switch on."""

@@ -121,8 +121,8 @@ class Calls:
         if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work
-        if flags & records.SPARE:
-            self._engine.submit_spare(template.key, work)
+        if flags & records.BACKGROUND:
+            self._engine.submit_background(template.key, work)
             return
         if self.taken and template.key != self._key:
             self.submit()
@@ -322,7 +322,7 @@ def _check_options(
     if not (deadline >= 0.0 and 0.0 <= timeout < inf):
         raise ProtocolError(f"call {call} has no deadline or timeout that is a number")
     # Of inputs that are to come nothing may be looked at before they are there.
-    allowed = template.plain and not template.encoded and not flags & records.SPARE
+    allowed = template.plain and not template.encoded and not flags & records.BACKGROUND
     if flags & records.COMING and not (allowed and 0.0 <= coming < inf):
         raise ProtocolError(f"call {call} cannot be offered before its inputs")
 

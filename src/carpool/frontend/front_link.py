@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import orjson
 
 from carpool.core.job import INFINITY
-from carpool.core.refusal_words import SPARE as NO_SLACK
+from carpool.core.refusal_words import BACKGROUND as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.link.catalog_changes import CatalogReader
@@ -25,6 +25,7 @@ from carpool.link.records import (
     ANSWERED,
     AS_DECLARED,
     ASK,
+    BACKGROUND,
     BOOKING,
     BOOKING_NEWS,
     CANCEL,
@@ -52,7 +53,6 @@ from carpool.link.records import (
     ROOM,
     ROOM_SIZE,
     SEEN,
-    SPARE,
     STEP,
     STEP_PART,
     SUBMIT,
@@ -238,12 +238,12 @@ class FrontLink:
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
         """Does the same as `Door.infer`."""
-        entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _ = ask
+        entry, head, slot, tail, _, _, _, _, _, background, booked, _, _ = ask
         door = self._door
-        call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
+        call = RemoteCall(ask, _Background(door, entry.key, hears) if background else hears)
         if not self.writable or door.stalls:
             return door.fail(call, door.trouble())
-        if spare and not door.may_spare(entry, call):
+        if background and not door.may_run_in_background(entry, call):
             return door.fail(call, skipped(entry.name))
         if type(slot) is not ArenaSlot:
             return door.fail(call, _not_in_a_slot())
@@ -287,7 +287,7 @@ class FrontLink:
 
     def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
         """Nothing has happened if this raises. `booking` says of which run it is a step."""
-        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, _, _, _ = ask
+        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, background, _, _, _ = ask
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
@@ -299,8 +299,8 @@ class FrontLink:
         if ready_in is not None:
             flags |= COMING
             coming = min(ready_in, _LONGEST_S)
-        if spare:
-            flags |= SPARE
+        if background:
+            flags |= BACKGROUND
             call.expires = INFINITY  # the engine has a time for it
         if head.regions:  # where the inputs are that the engine is to fetch
             flags |= REGIONS

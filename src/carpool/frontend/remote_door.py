@@ -20,9 +20,9 @@ from carpool.observe.logs import logger
 
 _log = logger("link")
 
-_IN_VAIN_S = 0.05  # after spare work was skipped
+_IN_VAIN_S = 0.05  # after background work was skipped
 _LOOKS_EVERY = 20  # beats, at memory that long bodies have used
-_SPARE_PART = 16  # of the memory, at most, for all of it together
+_BACKGROUND_PART = 16  # of the memory, at most, for all of it together
 
 
 def _nowhere(entry: ModelEntry) -> RemoteBooking:
@@ -56,8 +56,8 @@ class RemoteDoor(BodySlots):
         self._still = 0.0  # for how long the engine has stood still
         self._beats = 0
         self._gives_back = False  # memory that long bodies have used
-        self._in_vain: dict[int, float] = {}  # until when spare work for a model is skipped here
-        self._spare: list[RemoteCall] = []  # what the engine has of it
+        self._in_vain: dict[int, float] = {}  # until when background work for a model is skipped here
+        self._background: list[RemoteCall] = []  # what the engine has of it
         self._listeners: list[Callable[[Catalog], None]] = []
 
     def _judge(self) -> None:
@@ -177,15 +177,15 @@ class RemoteDoor(BodySlots):
     def _no_engine(self, ask: Ask, hears: Hears) -> RemoteCall:
         return self.fail(RemoteCall(ask, hears), self.trouble())
 
-    def may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
+    def may_run_in_background(self, entry: ModelEntry, call: RemoteCall) -> bool:
         """Returns True unless the engine has just skipped one, or those that it has hold too much memory."""
         if self._in_vain.get(entry.key, 0.0) > monotonic():
             return False
-        self._spare = [call for call in self._spare if call.link is not None]
-        held = sum(len(call.slot.view) for call in (*self._spare, call) if call.slot is not None)
-        if held > self.arena.size // _SPARE_PART:
+        self._background = [call for call in self._background if call.link is not None]
+        held = sum(len(call.slot.view) for call in (*self._background, call) if call.slot is not None)
+        if held > self.arena.size // _BACKGROUND_PART:
             return False
-        self._spare.append(call)
+        self._background.append(call)
         return True
 
     def skipped_one(self, key: int) -> None:

@@ -26,7 +26,7 @@ from carpool.engine.profile.model_profile import StartTimes, last_start
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import InvalidInput
-from carpool.memory.spare_memory import own_bytes
+from carpool.memory.free_memory import own_bytes
 from carpool.types import Signature
 
 CAUTION = 1.1  # batches may take a tenth longer than measured

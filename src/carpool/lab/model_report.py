@@ -21,7 +21,7 @@ from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.errors import CarpoolError, ConfigError
 from carpool.lab.settings_file import named_file, settings_text
-from carpool.memory.spare_memory import give_back, own_bytes
+from carpool.memory.free_memory import give_back, own_bytes
 from carpool.types import Signature, TensorSpec
 from carpool.vision.plans.pixels import twice_normalised, what_is_assumed
 from carpool.vision.plans.settings import Described, VisionSettings, describe

@@ -124,7 +124,7 @@ _SWITCH_S = 1e-4
 call into its device, and with Python's 5 ms a GPU waits for the others (docs/gpu.md)."""
 
 
-def spare_the_collector() -> None:
+def collect_rarely() -> None:
     """What is loaded now stays, and requests leave no cycles behind: looking for some is time lost."""
     gc.collect()
     gc.freeze()

@@ -330,8 +330,8 @@ class Ask(NamedTuple):
     With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now on,
     and the slot stays the caller's until `Call.ready`.
 
-    Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
-    leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
+    Nobody waits for a `background` one, whose tensors are there: it runs out of what the models on its device
+    leave over, counts nowhere as a request, and ends with an error of the reason `background` if there was no
     slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`, `sender`
     and the request's own options mean nothing then.
 
@@ -351,7 +351,7 @@ class Ask(NamedTuple):
     sender: Sender = NOBODY
     ready_in: float | None = None
     in_parts: bool = False
-    spare: bool = False
+    background: bool = False
     booking: PipelineBooking | None = None
     step: int = 0
     content: Any = None  # what the slot holds or will hold, as the front end knows it

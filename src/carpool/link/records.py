@@ -43,7 +43,7 @@ until its inputs are there, in seconds; priority, the number of its source (0: n
 
 LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
-SPARE: Final = 4  # nobody waits for it: it runs if there is slack
+BACKGROUND: Final = 4  # nobody waits for it: it runs if there is slack
 AGAIN: Final = 8  # another server has refused it before
 STEP: Final = 16  # a step of a pipeline: its payload begins with the booking that it belongs to
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from carpool.link.child_process import belong_to_parent, spare_the_collector
+from carpool.link.child_process import belong_to_parent, collect_rarely
 from carpool.observe.output import keep_stream
 
 _LONGEST = 1 << 16
@@ -41,7 +41,7 @@ def live_as_zygote(fd: int, first: Sequence[str], bring: Bring, lives: Lives) ->
     os.set_inheritable(fd, False)
     control = socket.socket(fileno=fd)
     import_all(first, aside=False)
-    spare_the_collector()
+    collect_rarely()
     _say(control, "imported")
     while True:
         data, files, _, _ = socket.recv_fds(control, _LONGEST, _FILES)

@@ -146,7 +146,7 @@ SLO_SECONDS = _layout.gauge(largest=True)
 UNBATCHED = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 COMPILED_SIZES: Mapping[str, Column] = _layout.by_word(("compiled", "plain"), gauges=True)
-SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
+BACKGROUND: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
 
 # A model that writes.
 FIRST_TOKEN_SECONDS = _layout.histogram(SECONDS_BOUNDS)

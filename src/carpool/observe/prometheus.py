@@ -158,7 +158,7 @@ carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      
 carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar images are computed, because an audit found too many differences.
 carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server of the shared cache.
 carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Queries to that server that timed out.
-carpool_spare_total                      counter   model  result:SPARE          Background work in free time: run, or skipped because there was none.
+carpool_spare_total                      counter   model  result:BACKGROUND          Background work in free time: run, or skipped because there was none.
 carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state of a version of a model, else 0; a model that failed before its versions were read has an empty version.
 carpool_pipeline_step_duration_seconds   histogram step   phase:STEP_PHASES     Time of requests in a step of a pipeline: waiting for a batch, in the batch, and before it if its crops are cut.
 carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           Images per request in a step.

@@ -38,7 +38,7 @@ from carpool.frontend.documents import (
 )
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GateTable
-from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
+from carpool.link.child_process import Control, Message, collect_rarely, live_as_child, switch_often
 from carpool.link.door import Catalog, LoadingStep
 from carpool.link.typed_json import read_document
 from carpool.memory.arena import Arena, take_memory
@@ -163,7 +163,7 @@ class EngineProcess:
         # No front end may say that the server is ready while another does not know the models.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(side.everyone_saw(side.engine.catalog.number), _CATALOGUE_S)
-        spare_the_collector()
+        collect_rarely()
         self._has_opened = True
         self._control.send("up")  # before anybody can see that it is
         side.engine.set_ready(not self._leaves)
@@ -271,7 +271,7 @@ class FrontendProcess:
             began=self._first.body["began"],
         )
         obeying = asyncio.create_task(self._obey(door))
-        spare_the_collector()
+        collect_rarely()
         frontend = self._frontend = await start(parts)
         self._control.send("up")
         broken = asyncio.create_task(self._broken.wait())

@@ -78,8 +78,8 @@ class VersionStore:
         lists of versions whose contents are gone."""
         with suppress(OSError):
             fetched = {number: path for number, path in version_folders(home).items() if _mark(path)}
-            spare = sorted(number for number in fetched if number not in needed)
-            for number in spare[:-_KEPT]:
+            background = sorted(number for number in fetched if number not in needed)
+            for number in background[:-_KEPT]:
                 shutil.rmtree(fetched[number], ignore_errors=True)
             _remove_abandoned(home)
         for content in (self._root / "sha256").glob("*/*"):

@@ -44,7 +44,7 @@ from carpool.errors import CarpoolError, ModelError
 from carpool.extensions.text.runner_text import RunnerText
 from carpool.extensions.text.stepper import TextInstance
 from carpool.extensions.text.text_loading import TextLoading
-from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
+from carpool.link.child_process import Control, Message, collect_rarely, live_as_child, switch_often
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
@@ -490,7 +490,7 @@ def _as_runner(record: logging.LogRecord) -> bool:
 async def _live(names: Sequence[str], control: Control, stream: int) -> int:
     # A fork of the zygote has this behind it. What is made at import stays for ever.
     import_all(("torch", *names), aside=False)
-    spare_the_collector()
+    collect_rarely()
     first = await control.receive()
     if first is None:
         return 0

@@ -106,13 +106,18 @@ def test_the_memory_limit_is_what_the_measured_model_needs(
     st.sampled_from(["keda", "hpa", "none"]),
 )
 def test_whatever_is_asked_fits_together(
-    rate: float, capacity: float, planned: int, spare: int, surge: float, autoscaler: str
+    rate: float, capacity: float, planned: int, redundant: int, surge: float, autoscaler: str
 ) -> None:
     found = wanted(
-        rate=rate, capacity=capacity, planned=planned, spare=spare, surge=surge, autoscaler=autoscaler
+        rate=rate,
+        capacity=capacity,
+        planned=planned,
+        redundant=redundant,
+        surge=surge,
+        autoscaler=autoscaler,
     )
-    assert found.most >= found.least >= max(planned, spare + 1)
-    assert (found.least - spare) * capacity >= 0.999 * rate
+    assert found.most >= found.least >= max(planned, redundant + 1)
+    assert (found.least - redundant) * capacity >= 0.999 * rate
     files = {name: yaml.safe_load(text) for name, text in overlay(found).items()}
     replicas = files["deployment.yaml"]["spec"].get("replicas")
     assert replicas == (found.least if autoscaler == "none" else None), "else an apply resets the fleet"

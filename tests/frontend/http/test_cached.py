@@ -489,7 +489,7 @@ def test_the_audit_computes_what_was_answered(path: str) -> None:
             assert status(client, name)["audits"] == {"same": 1}  # the next only some seconds later
             assert status(client, name)["requests"] == {"miss": 1, "similar": 2}
             assert status(client, name)["wrong"][0] == 0.0
-        assert [call.spare for call in front.door.calls] == [False, True]
+        assert [call.background for call in front.door.calls] == [False, True]
         front.until_slots_are_back()
 
 
@@ -521,7 +521,7 @@ def test_under_load_nothing_is_audited() -> None:
         front.door.held = True
         assert word(client.post("/detect", noisy(1), b"X-Carpool-Source: door\r\n")) == "hit"
         until(lambda: len(front.door.calls) == 2)
-        front.run(lambda: front.door.calls[1].finish(Unavailable("no slack", reason="spare")))
+        front.run(lambda: front.door.calls[1].finish(Unavailable("no slack", reason="background")))
         assert status(client, "finder")["audits"] == {"skipped": 1}
 
 

@@ -144,11 +144,11 @@ class Cascade:
         self.pictures.prepare(slot.view)
         self.call.ready(slot)
 
-    def asked(self, name: str, *, spare: bool = False) -> list[FakeCall]:
-        return [call for call in self.door.calls if call.entry.name == name and call.spare is spare]
+    def asked(self, name: str, *, background: bool = False) -> list[FakeCall]:
+        return [call for call in self.door.calls if call.entry.name == name and call.background is background]
 
     def go_on(self, big_fails: CarpoolError | None = None, cheap_fails: CarpoolError | None = None) -> None:
-        """To the end; spare work, too."""
+        """To the end; background work, too."""
         fails = {"small": cheap_fails, "large": big_fails}
         while True:
             if self.workers.jobs:
@@ -157,7 +157,7 @@ class Cascade:
             running = [call for call in self.door.calls if not (call.cancelled or call.answered)]
             if not running:
                 break
-            running[0].finish(None if running[0].spare else fails[running[0].entry.name])
+            running[0].finish(None if running[0].background else fails[running[0].entry.name])
         assert self.door.slots_in_use == []
         assert self.service._kept == 0
         (trip,) = self.door.trips
@@ -325,7 +325,7 @@ def test_what_was_kept_is_audited_as_spare_work(monkeypatch: pytest.MonkeyPatch)
     for margin, big_fails in ((0.8, None), (0.2, None), (0.2, TOO_LATE)):
         one = Cascade(margin, row=row)
         one.go_on(big_fails)
-        assert len(one.asked("large", spare=True)) == (margin == 0.8)
+        assert len(one.asked("large", background=True)) == (margin == 0.8)
     audits = {word: row.read(column) for word, column in columns.by_word("cascades", "audits").items()}
     assert audits == {"same": 0, "differs": 1, "skipped": 0}  # degraded answers are no agreement
     agrees = Cascade(0.8, row=row)

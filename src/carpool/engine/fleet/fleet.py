@@ -17,7 +17,7 @@ from carpool.engine.models.serving_part import runtime_for, work_beside
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.measuring_turn import MeasuringTurn
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.routes.direct_route import Spare
+from carpool.engine.routes.direct_route import Background
 from carpool.engine.run.batch import Route
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import Unavailable
@@ -167,13 +167,13 @@ class Fleet:
             key = next(asked, None)
         return None if key is None else (key, self.offered[key], self.routes[key])
 
-    def spare_route(self, key: int) -> Spare:
+    def background_route(self, key: int) -> Background:
         """Returns the route for work that nobody waits for; the first one has its model ask the others for
         slack."""
         served = self.offered.get(key) or self.leaving.get(key)
         if served is None:
             raise Unavailable("the model was unloaded meanwhile", reason="unloading")
-        return served.runtime.spare_route()
+        return served.runtime.background_route()
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):

@@ -27,7 +27,7 @@ from carpool.engine.fleet.control import ModelControl
 from carpool.engine.fleet.fleet import Fleet
 from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable
-from carpool.memory.spare_memory import give_back
+from carpool.memory.free_memory import give_back
 from carpool.observe.logs import logger
 from carpool.observe.process_tree import anonymous_bytes, family
 

@@ -14,11 +14,11 @@ from carpool.backends.backend import AnswersEach, Backend, KeepsMemory
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Mode
 from carpool.config.repository import ModelVersion
+from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Reason
 from carpool.core.objectives import Knobs
 from carpool.core.scheduler import Scheduler
-from carpool.core.spare import SpareTurn
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.batch_document import batch_document
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
@@ -28,7 +28,7 @@ from carpool.engine.models.serving_part import Seating, Stand, first, serving_pa
 from carpool.engine.profile.hardware import process_age
 from carpool.engine.profile.model_profile import Profile, StartTimes
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, give_back_all
-from carpool.engine.routes.direct_route import Eager, Spare
+from carpool.engine.routes.direct_route import Background, Eager
 from carpool.engine.run.batch import BatchResult, Route, Watcher
 from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
@@ -65,7 +65,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._lost_seats: frozenset[int] = frozenset()  # whose instances are not replaced yet
         self._brief: Brief | None = None  # also of instances that replace others
         self._piece = 1
-        self._spare: Spare | None = None
+        self._background: Background | None = None
         self._seating: Seating | None = None
         self._stand: Stand | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -76,7 +76,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._promises = False
         self._pending = -1  # as it was shown last
         self._saturation = -1.0  # this, too
-        self._skipped = 0  # of its spare work, as counted
+        self._skipped = 0  # of its background work, as counted
         self._gate: Gate | None = None
         self._refusing = False  # the gate's last advice
         self._images: Counter[int] = Counter()  # by the number of them in a batch
@@ -90,14 +90,14 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             return self._stand
         return Eager(self.driver) if self.served.config.mode is Mode.EAGER else self.driver
 
-    def spare_route(self) -> Spare:
+    def background_route(self) -> Background:
         """From the first on, whoever shares its device must be asked."""
         if self._stand is not None and self._stand.why_no_background:
             raise Unsupported(f"{self.served.name}: {self._stand.why_no_background}")
-        if self._spare is None:
-            self._parts.devices.join_spare(self.driver.scheduler)
-            self._spare = Spare(self.driver)
-        return self._spare
+        if self._background is None:
+            self._parts.devices.join_background(self.driver.scheduler)
+            self._background = Background(self.driver)
+        return self._background
 
     # ---- instances --------------------------------------------------------------------------------------
 
@@ -210,8 +210,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         counters.last_used = now = monotonic()
         if result.out_of_memory:
             self._row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
-        if isinstance(batch.turn, SpareTurn):  # no request
-            self._row.add(columns.SPARE["ran"], len(batch.jobs))
+        if isinstance(batch.turn, BackgroundTurn):  # no request
+            self._row.add(columns.BACKGROUND["ran"], len(batch.jobs))
             return
         if self._promises and self.scheduler is not None and self.served.state is VersionState.READY:
             # A promise rests on the profile: when that stops being true, it is said once per kind of work.
@@ -272,9 +272,9 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.served.state is not VersionState.READY:
             return  # its successor writes to the same row
-        if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
-            self._row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
-            self._skipped = scheduler.spare.skipped
+        if scheduler.background is not None and scheduler.background.skipped != self._skipped:
+            self._row.add(columns.BACKGROUND["skipped"], scheduler.background.skipped - self._skipped)
+            self._skipped = scheduler.background.skipped
         pending = scheduler.lanes.requests
         if self._stand is not None:
             pending += self._stand.turned()

@@ -20,7 +20,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.loading import Ready, join_all
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.routes.direct_route import Spare
+from carpool.engine.routes.direct_route import Background
 from carpool.engine.run.batch import Route, Work
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import CarpoolError, NotFound, Unavailable
@@ -76,10 +76,10 @@ class Runtime:
         """Returns what lets in requests that front ends take apart; None: they take none apart."""
         return None
 
-    def spare_route(self) -> Spare:
+    def background_route(self) -> Background:
         """Returns the route for work that nobody waits for."""
         why = f"{self.served.name} forms no batches, and background work runs only beside batches"
-        raise Unavailable(why, reason="spare")
+        raise Unavailable(why, reason="background")
 
     def riding(self, _number: int) -> Sequence[Job]:
         """Requests that the instance of this number is busy with."""

@@ -1,7 +1,7 @@
 """A model that was measured on a busy machine is measured again while it serves, once the machine is calm.
 
-Its runs are background work, as a new version's comparisons are (`core/spare.py`): they take what requests
-leave over, and none while anybody waits. A promise stays what it was when the model was loaded.
+Its runs are background work, as a new version's comparisons are (`core/background.py`): they take what
+requests leave over, and nothing while a request waits. A promise stays what it was when the model was loaded.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SecondLook:
         """Returns the mean of all instances, at the same time, as it was measured. None: one of them was
         skipped."""
         loop, answers = asyncio.get_running_loop(), []
-        route = self._runtime.spare_route()
+        route = self._runtime.background_route()
         for number in range(len(self._runtime.driver.scheduler.instances)):
             answer: asyncio.Future[Outcome] = loop.create_future()
             inputs = sample(self._served.signature, images)

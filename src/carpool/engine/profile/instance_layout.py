@@ -27,13 +27,13 @@ from carpool.backends.backend import Backend, SharesDevice
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import InstanceKind, ModelConfig
 from carpool.core.arbiter import Arbiter, ModelTurn
+from carpool.core.background import BackgroundTurn
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
-from carpool.core.spare import SpareTurn
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.measuring import Effort, Measuring, NotWatched, Watches
 from carpool.engine.run.executor import LoopTime
@@ -487,7 +487,7 @@ class _Member:
     wake: Callable[[], None]
     placed: dict[str, list[Instance]]  # by device
     turns: list[tuple[str, ModelTurn]] = field(default_factory=list)
-    spare: tuple[str, SpareTurn] | None = None
+    background: tuple[str, BackgroundTurn] | None = None
 
 
 class Devices:
@@ -524,8 +524,8 @@ class Devices:
         if not placed and _processors(model) in self._arbiters:
             self._take_place(member, _processors(model), list(scheduler.instances))
 
-    def join_spare(self, scheduler: Scheduler) -> None:
-        """From now on this model may have spare work, on the first device that it is on."""
+    def join_background(self, scheduler: Scheduler) -> None:
+        """From now on this model may have background work, on the first device that it is on."""
         member = self._members[scheduler]
         if not member.placed:
             for other in self._members.values():
@@ -533,8 +533,8 @@ class Devices:
                     self._take_place(other, _processors(member.model), list(other.scheduler.instances))
         device, turn = member.turns[0]
         arbiter = self._of(device)
-        scheduler.spare = arbiter.join_spare(scheduler, turn.instances, member.wake)
-        member.spare = (device, scheduler.spare)
+        scheduler.background = arbiter.join_background(scheduler, turn.instances, member.wake)
+        member.background = (device, scheduler.background)
 
     def _take_place(self, member: _Member, device: str, instances: list[Instance]) -> None:
         turn = self._of(device).join(member.scheduler, instances, member.weight, member.wake)
@@ -549,10 +549,10 @@ class Devices:
         member = self._members.pop(scheduler, None)
         if member is None:
             return
-        if member.spare is not None:
-            device, spare = member.spare
-            self._arbiters[device].leave_spare(spare)
-            scheduler.spare = None
+        if member.background is not None:
+            device, background = member.background
+            self._arbiters[device].leave_background(background)
+            scheduler.background = None
             self._drop(device)
         for device, turn in member.turns:
             self._arbiters[device].leave(turn)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from carpool.backends.backend import Backend, KeepsMemory
 from carpool.engine.profile.measuring import Measuring
-from carpool.memory.spare_memory import give_back, own_bytes
+from carpool.memory.free_memory import give_back, own_bytes
 
 MUCH_MEMORY = 32 << 20
 """Bytes; less is not worth running batches in pieces, nor giving it back."""

@@ -1,7 +1,7 @@
 """Leads the requests of a served version to its driver.
 
 Every served version has a route, and a caller that submits need not know which. That of most models is their
-driver; `Eager` and `Spare` stand before it, for deadlines and for background work. Extensions put others
+driver; `Eager` and `Background` stand before it, for deadlines and for background work. Extensions put others
 before it (`Stand`), and have routes of their own for what is made of several models (`Stepped`). Cached
 answers, and the share of each version in a rollout, are decided earlier, in the front ends.
 """
@@ -32,7 +32,7 @@ class Eager:
         self._driver.submit(works)
 
 
-class Spare:
+class Background:
     """The same model for work that nobody waits for: only its driver knows of it."""
 
     __slots__ = ("_driver", "cancel")
@@ -44,7 +44,7 @@ class Spare:
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
             work.route = self
-            self._driver.submit_spare(work)
+            self._driver.submit_background(work)
 
     def ready(self, work: Work) -> None:
         """Its inputs were there when it came."""

@@ -8,11 +8,11 @@ from math import ceil
 from time import monotonic
 from typing import Final, cast
 
+from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
 from carpool.core.refusal_words import dropped, skipped, turned_away, until_welcome
 from carpool.core.scheduler import Scheduler
-from carpool.core.spare import SpareTurn
 from carpool.engine.run.batch import BatchResult, Outcome, Watcher, Work
 from carpool.engine.run.executor import BRIEF_S, Brief, Executes, Executor
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
@@ -163,12 +163,12 @@ class Driver:
             self._tell(work, Outcome(error=Cancelled("the client left")))
             self.plan_turn()
 
-    def submit_spare(self, work: Work) -> None:
+    def submit_background(self, work: Work) -> None:
         """Nobody waits for it: it is run out of slack, or skipped."""
-        closed, spare = self._closed or self._down, self.scheduler.spare
+        closed, background = self._closed or self._down, self.scheduler.background
         if closed is not None:
             self._turn_away(work, closed)
-        elif spare is None or not spare.offer(work, monotonic()):
+        elif background is None or not background.offer(work, monotonic()):
             self._turn_away(work, skipped(self._model))
         else:
             self._open.add(work)
@@ -205,8 +205,8 @@ class Driver:
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
         waiting = self.scheduler.lanes.everybody()
-        if self.scheduler.spare is not None:
-            waiting += self.scheduler.spare.everybody()
+        if self.scheduler.background is not None:
+            waiting += self.scheduler.background.everybody()
         for work in _works(waiting):
             self._withdraw(work)
             self._tell(work, Outcome(error=error))
@@ -250,8 +250,8 @@ class Driver:
             look_again = now + _CATCH_UP_S
         if look_again is not None:
             self._reminder.set(look_again, now)
-        if self.scheduler.spare is not None:
-            self._tell_skipped(self.scheduler.spare)
+        if self.scheduler.background is not None:
+            self._tell_skipped(self.scheduler.background)
         try:
             self._watcher.turned(self.scheduler, now)
         except Exception:
@@ -261,8 +261,8 @@ class Driver:
                 waiter.set_result(None)
             self._idle_waiters.clear()
 
-    def _tell_skipped(self, spare: SpareTurn) -> None:
-        for work in _works(spare.told()):
+    def _tell_skipped(self, background: BackgroundTurn) -> None:
+        for work in _works(background.told()):
             self._tell(work, Outcome(error=skipped(self._model)))
 
     def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
@@ -363,7 +363,7 @@ class Driver:
         """Returns whether answers wait for their turn, and whose turn it is now. Without a scheduler that can
         say so nobody waits for it. An executor that has died of it is replaced."""
         seconds = result.seconds if result is not None and result.clean else None
-        in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, SpareTurn)
+        in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, BackgroundTurn)
         try:
             released = self.scheduler.finished(batch, now, seconds)
         except Exception:

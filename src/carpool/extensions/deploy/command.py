@@ -242,13 +242,13 @@ class DeployVerb(o.SharesCores):
         )
         curve = o.batch_curve(text, None, None)
         slo = o.slo(self.slo_ms, curve)
-        spare = o.whole("--redundancy", self.redundancy, least=0, most=1000)
+        redundant = o.whole("--redundancy", self.redundancy, least=0, most=1000)
         wanted = Deployment(
             rate,
             self.slo_ms,
             machine.capacity(curve, slo),
             1,
-            spare,
+            redundant,
             o.number("--surge", self.surge, least=1, most=1000),
             str(self.autoscaler),
             self.prometheus,
@@ -267,7 +267,7 @@ class DeployVerb(o.SharesCores):
             node_selector=self.node_selector,
             runtime_class=self.runtime_class,
         )
-        question = FleetQuestion(curve, slo, rate, redundancy=spare, machine=machine)
+        question = FleetQuestion(curve, slo, rate, redundancy=redundant, machine=machine)
         with show.status("planning") as tell:
             answer = plan(question, tell)
         if answer.replicas is None:

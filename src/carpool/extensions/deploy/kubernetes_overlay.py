@@ -45,7 +45,7 @@ class Deployment:
     slo_ms: float
     capacity: float
     planned: int  # replicas, by the plan, with those to spare
-    spare: int = 1
+    redundant: int = 1
     surge: float = 3.0
     autoscaler: str = "keda"
     prometheus: str = "http://prometheus-operated.monitoring:9090"
@@ -137,11 +137,11 @@ class Deployment:
 
     @property
     def least(self) -> int:
-        return max(self.planned, replicas_for(self.rate, self.capacity, spare=self.spare))
+        return max(self.planned, replicas_for(self.rate, self.capacity, redundant=self.redundant))
 
     @property
     def most(self) -> int:
-        return max(self.least, replicas_for(self.surge * self.rate, self.capacity, spare=self.spare))
+        return max(self.least, replicas_for(self.surge * self.rate, self.capacity, redundant=self.redundant))
 
     def why(self) -> Iterator[str]:
         enough = replicas_for(self.rate, self.capacity)
@@ -149,7 +149,7 @@ class Deployment:
         yield (
             f"{numeral(self.rate)}/s at {self.slo_ms:g} ms: one replica answers {numeral(self.capacity)}/s "
             f"within the SLO, so {enough} {needed} enough at {100 * TARGET_LOAD:.0f} % load; with "
-            f"{self.spare} redundant: {self.least} replicas."
+            f"{self.redundant} redundant: {self.least} replicas."
         )
         if self.unreliable:
             yield UNRELIABLE

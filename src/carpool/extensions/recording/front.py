@@ -210,7 +210,7 @@ class RecordingDoor:
         if ask.booking is not None:  # who came is who asked for the whole of it
             if not ask.booking.begun:
                 self._recorder.note(ask.booking.entry, ask.arrived, 1, source)
-        elif not ask.spare:
+        elif not ask.background:
             images = ask.head.batch if ask.entry.signature.max_batch else 1
             self._recorder.note(ask.entry, ask.arrived, images, source)
         return self._door.infer(ask, hears)

@@ -38,7 +38,7 @@ class KeepSettings:
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
     candidate: int | None = None  # None: the newest
-    shadow: float = 0.05  # of the requests; spare capacity decides
+    shadow: float = 0.05  # of the requests; free capacity decides
     canary: tuple[float, ...] = (0.10, 0.50)
     shadow_h: float = 24.0
     canary_h: float = 48.0  # each step

@@ -52,7 +52,7 @@ MOST_WATCHES: Final = 4
 
 _INFER = f"/{SERVICE}/ModelInfer"
 _STREAM = f"/{SERVICE}/ModelStreamInfer"
-_SPARED = frozenset((f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"))
+_BACKGROUNDD = frozenset((f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"))
 _WATCH = f"/{HEALTH}/Watch"
 _REFUSED_WATCH: Final = 24  # credit, of which the answer gives back a part
 _LOOK_S = 0.1
@@ -274,7 +274,7 @@ class Handlers:
                 refuse(rpc, error)
                 return None
         client = rpc.client if who is None else who.name
-        if not self._service.admit(rpc, client, spared=path in _SPARED):
+        if not self._service.admit(rpc, client, spared=path in _BACKGROUNDD):
             rpc.end(Status.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")  # in the words of gRPC
             return None
         if path == _INFER:

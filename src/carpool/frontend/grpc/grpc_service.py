@@ -29,8 +29,8 @@ from carpool.frontend.grpc.stream_turns import OpenStream, StreamTurns
 from carpool.frontend.http.infer_route import LargestBody
 from carpool.link.door import Catalog, Door
 from carpool.link.step_times import Times
+from carpool.memory.free_memory import FreeMemory
 from carpool.memory.layout import answer_size
-from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
 from carpool.wire.proto import message_class
@@ -81,7 +81,7 @@ class GrpcService(FrontService):
         door.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
         self._allow(largest_message(door.catalog, settings))
         self.families = Families()
-        self._spare_memory = SpareMemory(self.threads)
+        self._free_memory = FreeMemory(self.threads)
         self.stopping = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -129,7 +129,7 @@ class GrpcService(FrontService):
         self.accounts.sweep(now)
         for rpc in list(self.long_answers):
             rpc.check_time(now)
-        self._spare_memory.freed(self.accounts.freed())
+        self._free_memory.freed(self.accounts.freed())
 
     async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:
         """Inflates a message in threads, in turns, unless it is short: one message of a client at a time, and
@@ -196,7 +196,7 @@ class GrpcService(FrontService):
             self.idle.set()
 
     def close(self) -> None:
-        self._spare_memory.close()
+        self._free_memory.close()
         super().close()
 
 

@@ -17,7 +17,7 @@ from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
 from carpool.frontend.http.long_answer import LongAnswers
 from carpool.frontend.http.parsing import KnownHeads
-from carpool.memory.spare_memory import SpareMemory
+from carpool.memory.free_memory import FreeMemory
 
 if TYPE_CHECKING:
     from carpool.frontend.http.protocol import Connection
@@ -144,7 +144,7 @@ class Shared:
         self.inflating = Shares(limits.max_inflating)
         """Bodies that are being decompressed, or wait for that, by client."""
         self._inflaters: ThreadPoolExecutor | None = None
-        self._spare_memory = SpareMemory(self.inflaters, decodes=True)
+        self._free_memory = FreeMemory(self.inflaters, decodes=True)
         self.fair_inflaters = FairThreads(self.accounts, self.inflaters, _INFLATERS)
 
     @property
@@ -186,10 +186,10 @@ class Shared:
         if self._inflaters is not None:
             self._inflaters.shutdown(wait=False, cancel_futures=True)
             self._inflaters = None
-        self._spare_memory.close()
+        self._free_memory.close()
 
     def sweep(self) -> None:
-        self._spare_memory.freed(self.accounts.freed())
+        self._free_memory.freed(self.accounts.freed())
         self.date = date_line(time())
         now = monotonic()
         self.accounts.sweep(now)

@@ -101,7 +101,7 @@ class Recomputation(OneAnswer, Generic[T]):
     def run(self, head: RequestHead, slot: Slot, tail: int = 0) -> None:
         """Takes the slot, in which its inputs lie."""
         try:
-            ask = Ask(self._entry, head, slot, tail, monotonic(), spare=True)
+            ask = Ask(self._entry, head, slot, tail, monotonic(), background=True)
             self._call = self._service.door.infer(ask, self)
         except CarpoolError:
             slot.release()

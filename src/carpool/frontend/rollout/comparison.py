@@ -106,7 +106,7 @@ class Comparison(Recomputation[Found]):
                 self.prepare(again.head, again.size, again.prepare)
 
     def _failed(self, error: CarpoolError) -> None:
-        if error.reason == "spare" or fault_of(error) != "errors":
+        if error.reason == "background" or fault_of(error) != "errors":
             self._skipped("late" if isinstance(error, errors.DeadlineExceeded) else "busy")
         elif self._of_candidate:
             self._skipped("failed")  # stable failed it: that says nothing of the candidate

@@ -317,7 +317,7 @@ async def _receive(threads: ThreadPoolExecutor, pipe: Connection) -> Any:
     return said
 
 
-def spare_the_collector() -> None:
+def collect_rarely() -> None:
     """A collection of everything takes milliseconds, in which no request is sent."""
     gc.collect()
     gc.freeze()
@@ -338,7 +338,7 @@ def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Non
 async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Part:
     target = take_aim(aim)
     pace = pace_of(plan.load, part, of)
-    spare_the_collector()
+    collect_rarely()
     pipe.send(target.name)
     start_at = pipe.recv()
     stop = asyncio.Event()

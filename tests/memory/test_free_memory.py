@@ -9,28 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from carpool.memory import spare_memory
-from carpool.memory.spare_memory import SpareMemory
+from carpool.memory import free_memory
+from carpool.memory.free_memory import FreeMemory
 from waiting import until_in_loop as until
 
 
 def test_it_is_given_back_once_for_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_memory, "_AFTER_S", 0.0)
+    monkeypatch.setattr(free_memory, "_AFTER_S", 0.0)
     asked: list[int] = []
 
     async def main() -> None:
         with ThreadPoolExecutor(1) as threads:
-            spare = SpareMemory(threads)
-            spare._trim = asked.append
+            background = FreeMemory(threads)
+            background._trim = asked.append
             for _ in range(1000):
-                spare.freed(1000)  # small ones are used again
-            spare.freed(15 << 20)
+                background.freed(1000)  # small ones are used again
+            background.freed(15 << 20)
             await asyncio.sleep(0.01)
             assert not asked
             for _ in range(5):
-                spare.freed(15 << 20)
+                background.freed(15 << 20)
             await until(lambda: asked)
-            spare.close()
+            background.close()
         assert asked == [0]
 
     asyncio.run(main())
@@ -39,9 +39,9 @@ def test_it_is_given_back_once_for_many_messages(monkeypatch: pytest.MonkeyPatch
 _BLOCKS = """
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from carpool.memory.spare_memory import SpareMemory
+from carpool.memory.free_memory import FreeMemory
 
-SpareMemory(ThreadPoolExecutor(1))
+FreeMemory(ThreadPoolExecutor(1))
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 library.free.argtypes = [ctypes.c_void_p]
@@ -67,10 +67,10 @@ def test_large_blocks_have_pages_of_their_own_again_and_again() -> None:
 _KEPT = """
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from carpool.memory.spare_memory import SpareMemory
+from carpool.memory.free_memory import FreeMemory
 
 threads = ThreadPoolExecutor(1)
-SpareMemory(threads, decodes=True)
+FreeMemory(threads, decodes=True)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 library.free.argtypes = [ctypes.c_void_p]

@@ -28,21 +28,21 @@ _LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever en
 _NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # a no that says nothing about the device
 
 
-class SpareRoom(NamedTuple):
-    """Holds the seconds that a batch of spare work may take: a usual one, and one that hardly anybody meets,
-    since it is so rare. Without the second, a model that needs more than the first for one picture would
+class BackgroundRoom(NamedTuple):
+    """Holds the seconds that a batch of background work may take: a usual one, and a rare one, which few
+    requests meet. Without that, a model that needs more than the first for one picture would
     never run."""
 
     usual: float
     rare: float
 
 
-NO_ROOM = SpareRoom(0.0, 0.0)
+NO_ROOM = BackgroundRoom(0.0, 0.0)
 
 
-class SpareTurn(BatchTurn):
-    """Represents the spare work of one model: its own queue, and its place on the device, which no other turn
-    counts."""
+class BackgroundTurn(BatchTurn):
+    """Represents the background work of one model: its own queue, and its place on the device, which no
+    other turn counts."""
 
     __slots__ = (
         *("_arbiter", "_gone", "_instances", "_jobs", "_patience", "_speed", "core", "look_again"),
@@ -58,8 +58,8 @@ class SpareTurn(BatchTurn):
         self.wake = wake  # has the model decide again
         self._jobs: deque[Job] = deque()  # those that have left are passed over
         self._gone: list[Job] = []  # skipped, and not told yet
-        promise = core.slo if core.slo < INFINITY else core.constants.spare_promise_s
-        self._patience = core.constants.spare_promises * promise
+        promise = core.slo if core.slo < INFINITY else core.constants.background_promise_s
+        self._patience = core.constants.background_promises * promise
         self._speed = Speed(core.constants)  # what it learns is its own: production believes nothing of it
         self.look_again: float | None = None
         self.ran = 0
@@ -124,10 +124,10 @@ class SpareTurn(BatchTurn):
         return self.core.instances.start(instance, self._take(head, room), now, self)
 
     def began(self, batch: Batch, now: float) -> None:
-        self._arbiter.spare_began(batch, now)
+        self._arbiter.background_began(batch, now)
 
     def ended(self, batch: Batch, now: float) -> None:
-        self._arbiter.spare_ended(self, batch, now)
+        self._arbiter.background_ended(self, batch, now)
 
     def finished(self, batch: Batch, now: float, seconds: float | None) -> list[Job]:
         """Returns the jobs that are to be answered."""
@@ -166,13 +166,13 @@ class SpareTurn(BatchTurn):
 
 
 class Slack:
-    """Computes how long a batch of spare work may be on one device. Asked rarely: only while such work
+    """Computes how long a batch of background work may be on one device. Asked rarely: only while such work
     waits."""
 
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
-        self._lately = Rate(constants.lane_memory_s)  # seconds of spare work per second
-        self._long = Rate(constants.spare_long_s)
+        self._lately = Rate(constants.lane_memory_s)  # seconds of background work per second
+        self._long = Rate(constants.background_long_s)
         self._watched: dict[SchedulerState, _WatchedModel] = {}
 
     def used(self, seconds: float, now: float) -> None:
@@ -182,17 +182,17 @@ class Slack:
     def forget(self, core: SchedulerState) -> None:
         self._watched.pop(core, None)
 
-    def room(self, turns: Sequence[ModelTurn], width: int, now: float) -> SpareRoom:
+    def room(self, turns: Sequence[ModelTurn], width: int, now: float) -> BackgroundRoom:
         """Returns the room that there is for the sake of each model there, and of all of them together."""
         c = self._constants
-        free = c.spare_load - sum(self._share(turn, now) for turn in turns)
+        free = c.background_load - sum(self._share(turn, now) for turn in turns)
         if self._lately.at(now) / width >= free:
             return NO_ROOM
         rooms = [self._beside(turn.scheduler, now) for turn in turns]
         usual = min((room.usual for room in rooms), default=INFINITY)
-        if self._long.at(now) / width >= c.spare_rare:
-            return SpareRoom(usual, 0.0)
-        return SpareRoom(usual, min((room.rare for room in rooms), default=INFINITY))
+        if self._long.at(now) / width >= c.background_rare:
+            return BackgroundRoom(usual, 0.0)
+        return BackgroundRoom(usual, min((room.rare for room in rooms), default=INFINITY))
 
     def _share(self, turn: ModelTurn, now: float) -> float:
         """Returns the part of what a model could answer in time that is asked of it: infinite while it says
@@ -203,23 +203,23 @@ class Slack:
         watched = self._watched.get(core)
         if watched is None:
             watched = self._watched[core] = _WatchedModel(now)
-        if core.instances.gone or now - watched.troubled(core, now) < c.spare_quiet_s:
+        if core.instances.gone or now - watched.troubled(core, now) < c.background_quiet_s:
             return INFINITY
         if core.slo == INFINITY:  # nobody knows what it can do: how busy it is must do
             return turn.use(now) / len(turn.instances)
         rate = max(core.rate(now), sum(lane.rate.at(now) for lane in core.lanes))
         return rate / (watched.answerable(core) or rate or 1.0)
 
-    def _beside(self, core: SchedulerState, now: float) -> SpareRoom:
+    def _beside(self, core: SchedulerState, now: float) -> BackgroundRoom:
         """Returns the room until it would hurt: a tenth of the promise, and half of what the most urgent,
         whose input may be on its way, can spare once a batch with all who come meanwhile is taken off; all of
         that, rarely, while hardly anybody comes: else a model that promises just what it can would never run
         any."""
         c = self._constants
         if core.slo == INFINITY:
-            promise = c.spare_promise_s
-            return NO_ROOM if core.lanes.waiting else SpareRoom(c.spare_delay * promise, promise)
-        tenth = c.spare_delay * c.guard_margin * core.slo  # with room for noise
+            promise = c.background_promise_s
+            return NO_ROOM if core.lanes.waiting else BackgroundRoom(c.background_delay * promise, promise)
+        tenth = c.background_delay * c.guard_margin * core.slo  # with room for noise
         gathered = ceil(core.lanes.waiting + core.rate(now) * tenth)
         size = max(1, min(gathered, core.curve.max_batch))
         takes = c.guard_margin * core.instances.next_free.speed.cautious * core.curve.times[size]
@@ -227,9 +227,9 @@ class Slack:
         due = min((job.due for job in core.lanes.coming), default=newcomer)
         half = (min(due, newcomer) - now - takes) / 2
         rare = half
-        if core.rate(now) * core.slo < c.spare_nobody and not (core.lanes.waiting or core.lanes.coming):
+        if core.rate(now) * core.slo < c.background_unseen and not (core.lanes.waiting or core.lanes.coming):
             rare = max(half, newcomer - now - core.instances.next_free.speed.mean * core.curve.times[1])
-        return SpareRoom(min(tenth, half), rare)
+        return BackgroundRoom(min(tenth, half), rare)
 
 
 class _WatchedModel:

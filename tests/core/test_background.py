@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.arbiter import Arbiter
+from carpool.core.background import BackgroundTurn
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, Job, Reason
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.spare import SpareTurn
 from carpool.sim import simulation
 from carpool.sim.simulation import Scenario, report
 from core.playing import named
@@ -80,22 +80,24 @@ def test_a_model_too_slow_for_a_tenth_of_the_promise_is_run_now_and_then() -> No
 # ---- the queue and its turn
 
 
-def joined(settings: Promise | Knobs | None = None, *, exclusive: bool = True) -> tuple[Scheduler, SpareTurn]:
-    """A model that nobody asks, and spare work for it."""
+def joined(
+    settings: Promise | Knobs | None = None, *, exclusive: bool = True
+) -> tuple[Scheduler, BackgroundTurn]:
+    """A model that nobody asks, and background work for it."""
     core = Scheduler(CURVE, settings or Promise(SLO, 64))
     arbiter = Arbiter(exclusive=exclusive)
     arbiter.join(core, list(core.instances))
-    core.spare = arbiter.join_spare(core, list(core.instances))
-    return core, core.spare
+    core.background = arbiter.join_background(core, list(core.instances))
+    return core, core.background
 
 
 def test_it_leaves_no_trace_in_what_the_gate_knows() -> None:
-    core, spare = joined()
+    core, background = joined()
     jobs = [Job(0.0) for _ in range(3)]
-    assert all(spare.offer(job, 0.0) for job in jobs)
+    assert all(background.offer(job, 0.0) for job in jobs)
     batch = core.decide(0.0).batch
     assert batch is not None
-    assert batch.turn is spare
+    assert batch.turn is background
     taken = batch.jobs
     assert core.finished(batch, 0.3, 0.3) == taken  # far longer than was thought
     assert all(job.state is DONE for job in taken)
@@ -104,56 +106,56 @@ def test_it_leaves_no_trace_in_what_the_gate_knows() -> None:
     assert not core.lanes.by_key
     assert core.instances[0].speed.mean == 1.0
     assert core.drift.factor == 1.0
-    assert spare.ran == len(taken)
+    assert background.ran == len(taken)
 
 
 def test_what_waits_too_long_is_skipped() -> None:
-    core, spare = joined()
+    core, background = joined()
     core.offer(Job(0.0), 0.0)
     running = core.decide(0.0).batch
     assert running is not None
     job = Job(0.0)
-    assert spare.offer(job, 0.0)
+    assert background.offer(job, 0.0)
     look = core.decide(0.0).look_again
     assert look is not None
     assert look <= 10 * SLO
     assert core.decide(10 * SLO).batch is None
-    assert spare.told() == [job]
-    assert spare.told() == []
+    assert background.told() == [job]
+    assert background.told() == []
     assert job.state is GONE
-    assert spare.skipped == 1
+    assert background.skipped == 1
 
 
 def test_more_than_a_few_are_skipped_at_once() -> None:
-    core, spare = joined()
+    core, background = joined()
     core.offer(Job(0.0), 0.0)
     assert core.decide(0.0).batch is not None
-    let_in = [spare.offer(Job(0.0), 0.0) for _ in range(100)]
+    let_in = [background.offer(Job(0.0), 0.0) for _ in range(100)]
     assert sum(let_in) == 32
-    assert spare.skipped == 68
-    assert not spare.offer(Job(0.0, images=65), 0.0)
-    for job in spare.everybody():
+    assert background.skipped == 68
+    assert not background.offer(Job(0.0, images=65), 0.0)
+    for job in background.everybody():
         assert core.cancel(job, 0.0)
-    assert spare.offer(Job(0.0), 0.0)  # who left makes room
+    assert background.offer(Job(0.0), 0.0)  # who left makes room
 
 
 def test_it_starts_only_when_nobody_is_ready() -> None:
-    core, spare = joined()
-    spare.offer(Job(0.0), 0.0)
+    core, background = joined()
+    background.offer(Job(0.0), 0.0)
     core.offer(Job(0.0), 0.0)
     first = core.decide(0.0).batch
     assert first is not None
-    assert first.turn is not spare
+    assert first.turn is not background
 
 
 def test_a_batch_of_it_holds_up_the_other_model_and_its_gate_knows() -> None:
     arbiter, woken = Arbiter(), []
     production, candidate = Scheduler(CURVE, Promise(SLO, 64)), Scheduler(CURVE, Promise(SLO, 64))
     arbiter.join(production, list(production.instances), wake=lambda: woken.append("production"))
-    spare = candidate.spare = arbiter.join_spare(
-        candidate, list(candidate.instances), lambda: woken.append("spare")
+    background = candidate.background = arbiter.join_background(
+        candidate, list(candidate.instances), lambda: woken.append("background")
     )
-    spare.offer(Job(0.0), 0.0)
+    background.offer(Job(0.0), 0.0)
     batch = candidate.decide(0.0).batch
     assert batch is not None
     assert production.instances.next_free.free_at == pytest.approx(0.005)
@@ -165,9 +167,9 @@ def test_a_batch_of_it_holds_up_the_other_model_and_its_gate_knows() -> None:
 
 
 def test_what_is_cancelled_while_it_runs_is_not_answered() -> None:
-    core, spare = joined()
+    core, background = joined()
     job = Job(0.0)
-    spare.offer(job, 0.0)
+    background.offer(job, 0.0)
     batch = core.decide(0.0).batch
     assert batch is not None
     assert not core.cancel(job, 0.001)
@@ -175,28 +177,28 @@ def test_what_is_cancelled_while_it_runs_is_not_answered() -> None:
 
 
 def test_shapes_do_not_mix() -> None:
-    core, spare = joined()
+    core, background = joined()
     for shape in ("a", "b", "a"):
-        spare.offer(Job(0.0, shape=shape), 0.0)
+        background.offer(Job(0.0, shape=shape), 0.0)
     batch = core.decide(0.0).batch
     assert batch is not None
     assert {job.shape for job in batch.jobs} == {"a"}
 
 
 def test_without_a_promise_it_runs_while_nobody_waits() -> None:
-    core, spare = joined(Knobs(8, max_delay=0.02))
-    spare.offer(Job(0.0), 0.0)
+    core, background = joined(Knobs(8, max_delay=0.02))
+    background.offer(Job(0.0), 0.0)
     core.offer(Job(0.0), 0.0)
     assert core.decide(0.0).batch is None  # one waits for others to join it
     batch = core.decide(0.02).batch
     assert batch is not None
-    assert batch.turn is not spare
+    assert batch.turn is not background
     core.finished(batch, 0.03, 0.01)
     core.decide(0.03)  # the first look at the model, which is watched for a second
-    spare.offer(Job(1.2), 1.2)
+    background.offer(Job(1.2), 1.2)
     late = core.decide(1.2).batch
     assert late is not None
-    assert late.turn is spare
+    assert late.turn is background
 
 
 def test_processors_are_shared_by_models_but_not_with_spare_work() -> None:
@@ -204,15 +206,15 @@ def test_processors_are_shared_by_models_but_not_with_spare_work() -> None:
     first, second = (Scheduler(CURVE, Promise(SLO, 64)) for _ in range(2))
     for core in (first, second):
         arbiter.join(core, list(core.instances))
-    spare = second.spare = arbiter.join_spare(second, list(second.instances))
-    spare.offer(Job(0.0), 0.0)
+    background = second.background = arbiter.join_background(second, list(second.instances))
+    background.offer(Job(0.0), 0.0)
     batch = second.decide(0.0).batch
     assert batch is not None
     first.offer(Job(0.0), 0.0)
     assert first.decide(0.0).batch is None
     second.finished(batch, 0.005, 0.005)
     assert first.decide(0.005).batch is not None
-    spare.offer(Job(0.006), 0.006)
+    background.offer(Job(0.006), 0.006)
     assert second.decide(0.006).batch is None  # the first runs
     second.offer(Job(0.006), 0.006)
     assert second.decide(0.006).batch is not None  # and that does not keep others out
@@ -222,33 +224,33 @@ def test_a_model_that_leaves_while_its_spare_work_runs() -> None:
     core = Scheduler(CURVE, Promise(SLO, 64))
     arbiter = Arbiter()
     turn = arbiter.join(core, list(core.instances))
-    spare = core.spare = arbiter.join_spare(core, list(core.instances))
-    spare.offer(Job(0.0), 0.0)
+    background = core.background = arbiter.join_background(core, list(core.instances))
+    background.offer(Job(0.0), 0.0)
     batch = core.decide(0.0).batch
     assert batch is not None
-    arbiter.leave_spare(spare)
-    core.spare = None
+    arbiter.leave_background(background)
+    core.background = None
     arbiter.leave(turn)
     assert core.finished(batch, 0.005, 0.005) == batch.jobs
     assert core.ledger.answered == 0
 
 
 def test_a_gate_that_said_no_is_left_alone_for_a_second() -> None:
-    core, spare = joined()
+    core, background = joined()
     core.refused_elsewhere(1, 1, Reason.OVERLOAD, 5.0)
-    assert spare.offer(Job(5.0), 5.0)
+    assert background.offer(Job(5.0), 5.0)
     assert core.decide(5.0).batch is None
     assert core.decide(5.6).batch is None
-    assert spare.offer(Job(6.1), 6.1)
+    assert background.offer(Job(6.1), 6.1)
     assert core.decide(6.1).batch is not None
 
 
 def test_a_model_that_promises_just_what_it_can_is_run_while_nobody_comes() -> None:
     """An image, and another that comes just after it began, fit into the promise; half an image does not
     help anybody."""
-    _, spare = joined(Promise(2.2 * CURVE.times[1], 1))
-    spare.offer(Job(0.0), 0.0)
-    assert spare.room(0.0) == 1
+    _, background = joined(Promise(2.2 * CURVE.times[1], 1))
+    background.offer(Job(0.0), 0.0)
+    assert background.room(0.0) == 1
 
 
 def test_what_was_measured_again_is_what_is_believed() -> None:

@@ -41,7 +41,7 @@ def own_bytes(status: Path = Path("/proc/self/status")) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
-class SpareMemory:
+class FreeMemory:
     """Belongs to the loop's thread. Gives back in another, at most once a second: it takes some
     milliseconds."""
 
