@@ -77,3 +77,16 @@ def test_a_catalogue_loads_a_part_once_and_asks_it_each_time(monkeypatch: pytest
     assert len(sample.parts.see_refused) == 1
     sample.parts.close()
     assert sample.closed
+
+
+def test_parts_wrap_in_the_order_of_the_list_whenever_they_were_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sample = Sample(monkeypatch)
+    inner = FrontPart()
+    sample.parts.add("silent", inner)
+    entry: Any = SimpleNamespace(extra={"seeing": {}})
+    sample.parts.start(sample)  # type: ignore[arg-type]
+    sample.parts.follow(Catalog(entries={("m", "1"): entry}))
+    outer, between, last = sample.parts.in_order()
+    assert (outer.picture is not None, between.door is not None, last) == (True, True, inner)

@@ -12,7 +12,7 @@ from carpool.extensions import installed, started
 from carpool.frontend.calls.call_service import CallService, Observer, SeesPictures
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Catalog, Door
+from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.counters import Row
 from carpool.observe.exemplars import Exemplars
 
@@ -40,6 +40,9 @@ class ServerOfParts:
     @property
     def threads(self) -> Workers:
         return self._service.pictures.workers
+
+    def row(self, entry: ModelEntry) -> Row:
+        return self._service.row(entry)
 
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         return await self._service.door.ask(question, arguments)
@@ -89,6 +92,11 @@ class FrontParts:
         part: FrontPart = extension.part(extension.front)(self._server)
         self.add(extension.name, part)
         return part
+
+    def in_order(self) -> list[FrontPart]:
+        """Returns the parts in the order of wrapping, from the client to the engine: that of the one list."""
+        order = {name: place for place, name in enumerate(installed())}
+        return [self._parts[name] for name in sorted(self._parts, key=lambda name: order.get(name, 0))]
 
     def add(self, name: str, part: FrontPart) -> None:
         """Adds a part that is made already."""

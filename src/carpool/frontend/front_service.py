@@ -105,18 +105,20 @@ class FrontService(CallService):
         self.demands = Demands(door)
         self.caches = Caches(door, block, cache or CacheParts())
         caching, mirroring = Caching(self, self.caches), Mirroring(self)
-        # What stable answered in a candidate's place is not kept as the candidate's: caches are outside. What
-        # is added sees every request once, and answers as they are written: it is outermost.
-        self._lanes = ModelLanes(self, (*parts, caching.part, mirroring.part))
+        # What stable answered in a candidate's place is not kept as the candidate's: caches are outside.
+        self.parts.add("cache", caching.part)
+        self.parts.add("rollout", mirroring.part)
+        self._outermost = parts  # what is added sees every request once, and answers as they are written
+        self._lanes = ModelLanes(self)
         self.lane, self.choose = self._lanes.lane, self._lanes.choose
-        self.choice_fields = self._lanes.choice_fields
         door.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
         """Follows the catalogue after the others that watch, whose word this takes."""
         self.parts.follow(catalog)
         self.observers, self.see_pictures = self.parts.observers, self.parts.see_pictures
-        self._lanes.renew()
+        self._lanes.renew((*self._outermost, *self.parts.in_order()))
+        self.choice_fields = self._lanes.choice_fields
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
@@ -134,7 +136,9 @@ class FrontService(CallService):
     def close(self) -> None:
         self.demands.close()
         self.parts.close()
-        self._lanes.close()
+        for part in self._outermost:
+            if part.close is not None:
+                part.close()
         super().close()
         self.caches.close()
 
@@ -146,15 +150,19 @@ class ModelLanes:
     change nothing: they wrap nothing.
     """
 
-    def __init__(self, service: CallService, parts: Sequence[FrontPart]) -> None:
+    choice_fields: frozenset[bytes] = frozenset()
+
+    def __init__(self, service: CallService) -> None:
         self._service = service
-        self._parts = parts
+        self._parts: Sequence[FrontPart] = ()
         self._placing = _through(service.door)
         self._pipelines = _through(PipelineDoor())
         self._made: dict[int, ModelLane] = {}  # by the entry's key
-        self.choice_fields = frozenset[bytes]().union(*(part.choice_fields for part in parts))
 
-    def renew(self) -> None:
+    def renew(self, parts: Sequence[FrontPart]) -> None:
+        """Makes all lanes anew, of these parts."""
+        self._parts = parts
+        self.choice_fields = frozenset[bytes]().union(*(part.choice_fields for part in parts))
         self._made.clear()
 
     def lane(self, entry: ModelEntry) -> ModelLane:
@@ -169,11 +177,6 @@ class ModelLanes:
             if choice is not None:
                 return choice
         return None
-
-    def close(self) -> None:
-        for part in self._parts:
-            if part.close is not None:
-                part.close()
 
     def _make(self, entry: ModelEntry) -> ModelLane:
         infer: Infer = self._pipelines if is_pipeline(entry) else self._placing

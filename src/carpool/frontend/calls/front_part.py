@@ -51,6 +51,10 @@ class FrontServer(Protocol):
     def began(self) -> float:
         """Returns when the server was started, by `time.monotonic()`."""
 
+    def row(self, entry: ModelEntry) -> Row:
+        """Returns this process's counters of a version, for `add` with a column of the extension
+        (`observe.columns.single` and `by_word`); they are those of the present catalogue."""
+
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         """Asks an engine part a question by its full name, NAME/what."""
 
