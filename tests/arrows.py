@@ -32,7 +32,6 @@ OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
 
 ARROWS: Mapping[str, str] = {
     "engine/control/engine_questions.py": "registry",
-    "engine/profile/shared_profiles.py": "cache",
     "frontend/calls/request.py": "cache",
     "frontend/front_service.py": "cache pipelines rollout",
     "frontend/grpc/grpc_handlers.py": "streams",

@@ -53,7 +53,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "vision vision/plans vision/tasks",
     "engine/models": "backends config core engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
-    "engine/profile": "backends cache config core engine/run link memory observe",
+    "engine/profile": "backends config core engine/run link memory observe",
     "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe wire",
     "frontend": "config core frontend/caches frontend/calls frontend/pictures frontend/rollout "
@@ -77,16 +77,16 @@ MAY_IMPORT: Mapping[str, str] = {
     "lab/evaluate": "client config engine engine/fleet vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine/profile lab lab/load link sim",
-    "link": "core memory observe wire",
+    "link": "config core memory observe wire",
     "memory": "",
     "observe": "core",
     "pipelines": "config",
-    "process": "cache config engine engine/control engine/fleet engine/loading engine/models engine/profile "
+    "process": "config engine engine/control engine/fleet engine/loading engine/models engine/profile "
     "frontend frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "ray": "",
     "registry": "config",
-    "rollout": "cache config core sim",
+    "rollout": "config core link sim",
     "runner": "backends backends/torch core engine/loading engine/profile engine/run "
     "link memory observe process vision/plans",
     "sim": "core",

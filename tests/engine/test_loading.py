@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from backends import onnx_models
-from cache.redis_server import redis_server
 from carpool.backends.backend import Placement
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import (
@@ -32,6 +31,7 @@ from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array
 from engine.timed import Clock, Timed
+from link.redis_server import redis_server
 from waiting import until
 
 SECRET = "sixteen characters"

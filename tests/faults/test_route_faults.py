@@ -12,7 +12,6 @@ from typing import Any
 import fsspec
 import pytest
 
-from cache.redis_server import RedisServer, redis_server
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.request import Request
 from carpool.frontend.rollout.mirroring_door import Beside
@@ -22,6 +21,7 @@ from faults import routes
 from faults.injection import Fault, Point
 from faults.routes import Routes, points_of
 from later import exhaustive, first, later
+from link.redis_server import RedisServer, redis_server
 from registry.test_remote import ADDRESS, TOML, contents
 
 WHERE = {
@@ -79,7 +79,7 @@ GIVES_BACK = {
     *("Caching._around", "Caching._holds_back", "Mirroring._around", "Mirroring._choose"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
-SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
+SHARED = ("link.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
 
 
 def modules(names: tuple[str, ...]) -> list[Any]:

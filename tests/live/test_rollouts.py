@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from cache.redis_server import redis_server
+from link.redis_server import redis_server
 from live.server import Live, infer_path, json_request, serving, start
 from waiting import until
 

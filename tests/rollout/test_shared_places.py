@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cache.redis_server import redis_server
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.rollout import shared_places
 from carpool.rollout.shared_places import FolderPlace, OutOfReach, SharedPlace, StoredState, place_of
 from engine.scripted import run
+from link.redis_server import redis_server
 
 SECRET = "sixteen characters"
 

@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 import pytest
 
-from cache.redis_server import redis_server
 from carpool.engine.control import shared_rollouts
 from carpool.errors import Unavailable, WrongState
 from carpool.extensions.rollout.command import sentences
@@ -22,6 +21,7 @@ from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.rollout_states import act
 from carpool.rollout.shared_places import FolderPlace, OutOfReach
 from engine.scripted import run, weights
+from link.redis_server import redis_server
 from rollout import staged
 from rollout.lives import Life, Loader, life, models
 from waiting import PATIENCE_S

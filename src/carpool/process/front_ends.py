@@ -76,10 +76,11 @@ def cache_parts(settings: ServerSettings) -> CacheParts:
     most = int(settings.cache_mb * 1e6) // settings.front_ends
     if not settings.cache_url:
         return CacheParts(most)
-    from carpool.cache.redis_client import shared_store  # needs a package that others can do without
+    from carpool.link.redis_client import shared_store  # needs a package that others can do without
 
     secret, wait_s = settings.cache_secret, settings.cache_wait_ms / 1e3
-    return CacheParts(most, secret, shared_store(settings.cache_url, secret, wait_s))
+    shared = shared_store(settings.cache_url, secret, wait_s, setting="cache_url")
+    return CacheParts(most, secret, shared)
 
 
 def started(parts: FrontendParts) -> StartedWith:

@@ -25,7 +25,7 @@ from carpool.config.regular_file import read_regular
 from carpool.rollout.rollout_file import write_document
 
 if TYPE_CHECKING:
-    from carpool.cache.redis_client import SharedStore
+    from carpool.link.redis_client import SharedStore
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def place_of(setting: str, secret: str) -> SharedPlace:
     """Returns the place of the setting `rollout_state`, which was checked."""
     if setting.startswith(_FILE):
         return FolderPlace(Path(setting.removeprefix(_FILE)))
-    from carpool.cache.redis_client import shared_store
+    from carpool.link.redis_client import shared_store
 
     store = shared_store(setting, secret, _REDIS_WAIT_S, setting="rollout_state", pause_s=_REDIS_PAUSE_S)
     return RedisPlace(store)

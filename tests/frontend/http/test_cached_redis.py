@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import orjson
 import pytest
 
-from cache.redis_server import RedisServer, redis_server
-from carpool.cache import circuit_breaker
-from carpool.cache.redis_client import SharedStore, shared_store
 from carpool.frontend.caches.front_caches import CacheParts
+from carpool.link import circuit_breaker
+from carpool.link.redis_client import SharedStore, shared_store
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
 from frontend.http.harness import Client, Response
 from frontend.picture_models import classifier, picture
+from link.redis_server import RedisServer, redis_server
 from waiting import until
 
 SECRET = "a secret of all servers"
@@ -86,7 +86,7 @@ def outputs(answer: Response) -> list[float]:
 @contextmanager
 def sharing(redis: RedisServer) -> Iterator[Sharing]:
     """One server of those that share."""
-    store = shared_store(f"redis://127.0.0.1:{redis.port}", SECRET, WAIT_S)
+    store = shared_store(f"redis://127.0.0.1:{redis.port}", SECRET, WAIT_S, setting="cache_url")
     models = [image_model("image", mode="eager", cache=EXACT), classifier(cache=EXACT)]
     with front_end(*models, cache=CacheParts(1 << 20, SECRET, store)) as front, front.connect() as client:
         one = Sharing(front, store, client)

@@ -10,12 +10,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cache.redis_server import redis_server
 from carpool.link.door import ModelEntry
 from engine import ensembles
 from frontend.http.front_end import outputs_of
 from frontend.http.harness import Client, Response
 from frontend.whole_server import WholeServer, whole_server
+from link.redis_server import redis_server
 from waiting import until
 
 PBTXT = """

@@ -157,7 +157,7 @@ class ProfileRedis:
         asyncio.run(self._connected(swapped))
 
     async def _connected(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        from carpool.cache.redis_client import shared_store
+        from carpool.link.redis_client import shared_store
 
         store = shared_store(self._url, self._secret, _WAIT_S, setting="shared_profiles")
         try:

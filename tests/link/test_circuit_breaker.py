@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.cache.circuit_breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, TIMEOUTS, CircuitBreaker
+from carpool.link.circuit_breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, TIMEOUTS, CircuitBreaker
 
 
 def closed() -> CircuitBreaker:

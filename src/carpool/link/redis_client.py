@@ -1,9 +1,10 @@
-"""Answers shared by many front ends, in a Redis server that may be slow, wrong or gone at any time.
+"""Talks to a Redis server in which servers share values and documents, and that may be slow, wrong or gone
+at any time.
 
-One connection, on the loop of whoever uses it. Whatever is asked in one turn of the loop leaves in one write,
-and replies come in the order of the commands, so that one timer for the oldest is enough. Nothing here raises
-because of the server, and nobody waits for it longer than was said: a request without an answer from here is
-a request that is computed.
+There is one connection, on the loop of its user. What is asked in one turn of the loop leaves in one write,
+and replies come in the order of the commands, so that one timer for the oldest is enough. Nothing here
+raises because of the server, and a question is never open for longer than its wait: without a reply, the
+user goes on as if the server had nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from hashlib import blake2b
 from time import monotonic as now
 from typing import Any, cast
 
-from carpool.cache.circuit_breaker import CircuitBreaker
 from carpool.config.redis_url import RedisUrl, read_redis_url
 from carpool.errors import ConfigError
+from carpool.link.circuit_breaker import CircuitBreaker
 from carpool.observe.logs import logger
 
 Then = Callable[[Any], None]
@@ -50,10 +51,10 @@ _log = logger("cache")
 
 
 def shared_store(
-    url: str, secret: str, wait_s: float, *, setting: str = "cache_url", pause_s: float | None = None
+    url: str, secret: str, wait_s: float, *, setting: str, pause_s: float | None = None
 ) -> SharedStore:
-    """Connects at once where a loop runs, else when it is first used. `setting` is who asks for it, `pause_s`
-    how long a server that is gone is left alone, at most."""
+    """Connects at once where a loop runs, else when it is first used. `setting` is the name of the setting
+    with the address, `pause_s` the longest time between two attempts to reach a server that is gone."""
     address = read_redis_url(url, setting)
     tls = None
     if address.tls:
@@ -415,7 +416,7 @@ class _Link(asyncio.Protocol):
             self._store.answered()
             asked.told(self._loop, asked.read(reply))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         self.drop("connection lost")
 
     def drop(self, why: str) -> None:

@@ -1,5 +1,5 @@
-"""Decides when to leave a server alone that does not answer, and when to look at it again. It is told the
-time."""
+"""Decides when a server that does not answer is not asked any more, and when it is tried again. The time is
+an argument."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class CircuitBreaker:
-    """Closed, everybody may ask. Three timeouts in a row, or a connection that is lost, open it: nobody asks
-    until the pause is over, and then one probe. A probe that fails doubles the pause; an answer in time to
-    somebody who asked makes it short again. A probe that succeeds does not: a server may know us, and still
-    be too slow for what we ask. It begins open, with a probe due: a server is seen before it is asked."""
+    """While it is closed, the server is asked. Three timeouts in a row, or a connection that is lost, open
+    it: the server is not asked until the pause is over, and then by one probe. A probe that fails doubles the
+    pause; an answer in time to a question makes it short again. A probe that succeeds does not: a server may
+    accept a connection, and still be too slow for questions. It begins open, with a probe due: a server is
+    probed before it is asked."""
 
     def __init__(self, longest: float | None = None) -> None:
         self._longest = LONGEST_PAUSE_S if longest is None else longest
@@ -49,7 +50,7 @@ class CircuitBreaker:
         self._probing = False
 
     def may_probe(self, now: float) -> bool:
-        """One asks this, and then says what came of it."""
+        """Returns whether a probe is due. Its caller then reports what came of it: `close` or `failed`."""
         if self.open_until is None or self._probing or now < self.open_until:
             return False
         self._probing = True

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from cache.redis_server import CERTIFICATES, RedisServer, redis_server
-from carpool.cache.redis_client import SharedStore, shared_store
 from carpool.errors import ConfigError
+from carpool.link.redis_client import SharedStore, shared_store
+from link.redis_server import CERTIFICATES, RedisServer, redis_server
 from live.server import PATIENCE_S
 from waiting import until_in_loop as until
 
@@ -65,7 +65,7 @@ async def fetch(store: SharedStore, key: bytes) -> bytes | None:
 
 
 async def opened(url: str, wait_s: float = LONG_S, secret: str = SECRET) -> SharedStore:
-    store = shared_store(url, secret, wait_s)
+    store = shared_store(url, secret, wait_s, setting="cache_url")
     await until(lambda: store.up)
     return store
 
@@ -174,7 +174,7 @@ def test_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             store.put(b"key", ANSWER, 60.0)
             assert await fetch(store, b"key") == ANSWER
             store.close()
-            doubtful = shared_store(f"rediss://localhost:{port}", SECRET, SHORT_S)
+            doubtful = shared_store(f"rediss://localhost:{port}", SECRET, SHORT_S, setting="cache_url")
             await until(lambda: "CERTIFICATE_VERIFY_FAILED" in caplog.text)
             assert not doubtful.up
             doubtful.close()
@@ -228,7 +228,7 @@ def test_a_value_put_back_long_after_its_end_is_a_miss(
         assert await fetch(store, b"one") == ANSWER
         today = time.time()
         for later, found in ((3600.0, ANSWER), (3700.0, None)):
-            monkeypatch.setattr("carpool.cache.redis_client.time.time", lambda later=later: today + later)
+            monkeypatch.setattr("carpool.link.redis_client.time.time", lambda later=later: today + later)
             assert await fetch(store, b"one") == found
         store.close()
 
@@ -347,7 +347,9 @@ def test_a_wrong_password_is_no_failure_and_in_no_log(
     with redis_server(tmp_path, password="right-one") as server:
 
         async def work() -> None:
-            store = shared_store(server.url.replace("right-one", "hunter2"), SECRET, SHORT_S)
+            store = shared_store(
+                server.url.replace("right-one", "hunter2"), SECRET, SHORT_S, setting="cache_url"
+            )
             assert await fetch(store, b"key") is None
             await until(lambda: "WRONGPASS" in caplog.text)
             assert not store.up
@@ -415,7 +417,7 @@ def test_whatever_it_says_is_a_miss(says: bytes, caplog: pytest.LogCaptureFixtur
 
     async def work() -> None:
         fake, told = await FakeServer.started(says), Told()
-        store = shared_store(fake.url, SECRET, SHORT_S)
+        store = shared_store(fake.url, SECRET, SHORT_S, setting="cache_url")
         await until(lambda: fake.received)
         for _ in range(20):
             told.ask(store, b"key")
@@ -463,4 +465,6 @@ def test_closed_it_answers_with_nothing(server: RedisServer) -> None:
 
 def test_a_certificate_that_is_not_there_is_said_at_once() -> None:
     with pytest.raises(ConfigError, match="ssl_ca_certs cannot be read"):
-        shared_store("rediss://:hunter2@localhost?ssl_ca_certs=/absent.pem", SECRET, SHORT_S)
+        shared_store(
+            "rediss://:hunter2@localhost?ssl_ca_certs=/absent.pem", SECRET, SHORT_S, setting="cache_url"
+        )
