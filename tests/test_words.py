@@ -34,7 +34,7 @@ AVOIDED = {
     r"twins?": "identical concurrent requests",
     r"asks? again|asked again|tr(?:y|ies) again": "retry",
     r"the better Triton": "Triton, its faster setting",
-    r"background (?:work|turns?)": "background work",
+    r"spare (?:work|turns?)": "background work",
     r"stands? by": "standby",
     r"(?:goes|go|went) back|(?:comes|come|came) back": "rolls back, restarts, recovers, returns",
     r"turn(?:s|ed) away": "rejected",
