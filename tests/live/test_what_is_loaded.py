@@ -14,6 +14,8 @@ from backends import onnx_models
 from later import later
 from live.server import Live, infer_path, json_request, outputs_of, serving
 from live.test_faults import ask
+from live.test_grpc import ask as ask_over_grpc
+from live.test_grpc import client as grpc_client
 from live.test_pictures import plainly
 from live.test_runner import runner_pids, write_model
 from measures import LINES_UNSAID, LOADED, file_of
@@ -83,14 +85,17 @@ def test_no_process_of_a_server_has_loaded_what_no_request_passes(tmp_path: Path
 
 @pytest.mark.parametrize("grpc", [0, later(1)])
 def test_a_plain_model_loads_so_many_files(tmp_path: Path, noted: Noted, grpc: int) -> None:
-    """Counts what all processes together have loaded after 20 requests, imports in functions included."""
+    """Counts what all processes together have loaded for 20 requests, imports in functions included."""
     model = onnx_models.identity(tmp_path / "plain" / "1" / "model.onnx").parents[1]
     body = json_request([1, 2, 3], [1, 3])
     with serving(model, grpc=grpc, folder=tmp_path, environment=noted.environment) as server:
         with server.connect() as client:
             for _ in range(20):
                 assert outputs_of(client.post(infer_path("plain"), body))["y"] == [1, 2, 3]
-        names = set().union(*noted.each())
+        if grpc:  # its first request waits until everything behind the port is imported
+            with grpc_client(server) as connected:
+                assert ask_over_grpc(connected, 1, 2, 3, model="plain") == [1, 2, 3]
+    names = set().union(*noted.each())  # once all have ended: the last imports may come behind the answers
     files = {path for path in map(file_of, names) if path is not None}
     lines = sum(path.read_text("utf-8").count("\n") for path in files)
     said_files, said_lines = LOADED["HTTP and gRPC" if grpc else "HTTP"]
