@@ -12,9 +12,6 @@ from functools import cache
 
 HOMES: Mapping[str, str] = {
     "cache": r"cache/|frontend/caches/",
-    "rollout": r"rollout/|engine/control/(rollout|shared_rollouts|watched_rollout|labelled_check)"
-    r"|frontend/rollout/",
-    "registry": r"registry/|engine/control/registry_",
     "cascades": r"frontend/pictures/cascade_",
     "pipelines": r"pipelines/picture_graph"
     r"|frontend/pictures/(pipeline_|run_steps|recomputation)",

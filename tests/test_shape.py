@@ -37,7 +37,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "cache": "config core observe vision wire",
     "cli": "client config core demo engine/profile frontend frontend/access lab "
     "lab/evaluate lab/load lab/sweep link observe pipelines process ray "
-    "registry sim vision vision/plans",
+    "sim vision vision/plans",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
@@ -45,8 +45,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "demo": "",
     "engine": "backends config core engine/fleet engine/loading engine/models engine/profile "
     "engine/routes engine/run link memory observe vision vision/plans",
-    "engine/control": "config core engine engine/fleet engine/loading engine/models link memory "
-    "observe registry rollout",
+    "engine/control": "config core engine engine/loading link memory observe",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
     "engine/routes engine/run link memory observe",
     "engine/loading": "backends backends/torch config core engine/profile engine/run link memory observe "
@@ -56,8 +55,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/profile": "backends config core engine/run link memory observe",
     "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe wire",
-    "frontend": "config core frontend/caches frontend/calls frontend/pictures frontend/rollout "
-    "link memory observe wire",
+    "frontend": "config core frontend/caches frontend/calls frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
     "frontend/caches": "cache config core frontend/calls frontend/pictures link memory observe vision "
     "vision/plans wire",
@@ -70,8 +68,6 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/clients frontend/pictures link memory observe vision vision/tasks wire",
     "frontend/pictures": "config core frontend/clients link memory observe pipelines vision "
     "vision/plans vision/tasks wire",
-    "frontend/rollout": "config core frontend/calls frontend/pictures link memory observe vision "
-    "vision/plans wire",
     "lab": "backends config core engine/loading engine/profile engine/run memory "
     "pipelines sim vision vision/plans",
     "lab/evaluate": "client config engine engine/fleet vision",
@@ -85,8 +81,6 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "ray": "",
-    "registry": "config",
-    "rollout": "config core link sim",
     "runner": "backends backends/torch core engine/loading engine/profile engine/run "
     "link memory observe process vision/plans",
     "sim": "core",

@@ -19,12 +19,12 @@ from carpool.engine.profile.shared_profiles import ProfileFolder
 from carpool.errors import CarpoolError
 from carpool.extensions.drift.kept_pictures import read_index
 from carpool.extensions.registry.settings import read_state
+from carpool.extensions.rollout.disagreements import Disagreements
+from carpool.extensions.rollout.rollout_file import read_record
 from carpool.extensions.rollout.settings import KeepSettings
 from carpool.extensions.rollout.settings_reader import read_rollout_toml
 from carpool.frontend.access.access import read_pair
 from carpool.frontend.access.keys import read_keys
-from carpool.rollout.disagreements import Disagreements
-from carpool.rollout.rollout_file import read_record
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from carpool.engine.control.engine_questions import ControlDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
+from carpool.extensions.registry.remote_repository import Remotes
 from carpool.link.door import LoadingStep
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
-from carpool.registry.remote_repository import Remotes
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights
 from waiting import until_in_loop as until
 

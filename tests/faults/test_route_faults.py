@@ -13,16 +13,16 @@ import fsspec
 import pytest
 
 from carpool.errors import CarpoolError
+from carpool.extensions.registry import remote_listing, remote_repository, version_store
+from carpool.extensions.registry.remote_repository import RemoteRepository
+from carpool.extensions.rollout.mirroring_door import Beside
 from carpool.frontend.calls.request import Request
-from carpool.frontend.rollout.mirroring_door import Beside
-from carpool.registry import remote_listing, remote_repository, version_store
-from carpool.registry.remote_repository import RemoteRepository
+from extensions.registry.test_remote import ADDRESS, TOML, contents
 from faults import routes
 from faults.injection import Fault, Point
 from faults.routes import Routes, points_of
 from later import exhaustive, first, later
 from link.redis_server import RedisServer, redis_server
-from registry.test_remote import ADDRESS, TOML, contents
 
 WHERE = {
     "cached": (

@@ -22,13 +22,13 @@ from carpool.extensions.text.fake_stepper import fake_text
 from carpool.types import Array
 from carpool.vision.decode import decode
 from engine import ensembles
+from extensions.rollout.test_picture_rollouts import mean_colour
 from extensions.sequences.test_sequences import STATE, stateful
 from frontend.access import key_files
 from frontend.http.harness import Client, Response
 from frontend.picture_models import BLUE, GREEN, LABELS, RED, SIDE, detections, picture
 from frontend.span_collector import Collector, collecting, told
 from frontend.whole_server import WholeServer, whole_server
-from rollout.test_picture_rollouts import mean_colour
 from waiting import until
 
 HELD = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from backends.onnx_models import identity
+from extensions.registry.stand_in import standing_in
 from live.server import Live, infer_path, json_request, outputs_of, serving
-from registry.stand_in import standing_in
 from waiting import until
 
 CHAMPION = "models:/detector@champion"

@@ -129,7 +129,7 @@ WALK = (  # what is done, and the state that it leads to and stays in
 def test_engine_and_supervisor_killed_in_each_state(
     tmp_path: Path, environment: dict[str, str], walk: tuple[tuple[str, str], ...]
 ) -> None:
-    """`full` and `retired` last for no time; tests/rollout/test_killed.py has their files."""
+    """`full` and `retired` last for no time; tests/extensions/rollout/test_killed.py has their files."""
     plan = (
         "shadow = 1.0\nshadow_h = 24\ncanary = [0.1, 0.5]\ncanary_h = 24\nstandby_h = 24\n"
         'evaluate = "labelled.csv"\n'  # which is not there: it waits in `checked`

@@ -206,8 +206,8 @@ def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
 
     if not any(map(remote_address, paths)):
         return paths
+    from carpool.extensions.registry.remote_repository import Remotes
     from carpool.observe.logs import logger
-    from carpool.registry.remote_repository import Remotes
 
     remotes = Remotes.of(settings)
     complaints = remotes.refresh(lambda step: print(f"{step[0].upper()}{step[1:]} …", flush=True))
@@ -221,9 +221,9 @@ def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
 def _fetched(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
     """The paths, with a folder for each address of a registry; what models follow there is fetched first. A
     registry that is down is a warning: what was fetched before serves, or the model is told as not there."""
+    from carpool.extensions.registry.followed_model import Registries
+    from carpool.extensions.registry.source import RegistryError
     from carpool.observe.logs import logger
-    from carpool.registry.followed_model import Registries
-    from carpool.registry.source import RegistryError
 
     found, followed, complaints = Registries(settings.registry, settings.cache_dir).folders(paths)
     for complaint in complaints:

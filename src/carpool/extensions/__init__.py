@@ -282,6 +282,7 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     ),
     Extension(
         name="registry",
+        needs=("rollout",),
         verbs={"registry": _REGISTRY_VERB},
         owns=("registry",),
         settings="settings:PART",

@@ -9,6 +9,7 @@ from heapq import nlargest
 from itertools import islice
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.extensions.rollout.mirroring_door import Mirroring
 from carpool.frontend.caches.caching_door import Caching
 from carpool.frontend.caches.front_caches import CacheParts, Caches
 from carpool.frontend.calls.call_service import CallService
@@ -21,7 +22,6 @@ from carpool.frontend.documents import served_versions
 from carpool.frontend.front_parts import FrontParts
 from carpool.frontend.pictures.picture_service import is_pipeline
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
-from carpool.frontend.rollout.mirroring_door import Mirroring
 from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block
 

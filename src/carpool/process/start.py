@@ -17,8 +17,6 @@ from carpool.engine.control.engine_questions import (
     MemoryRegistry,
     answer_profile_questions,
 )
-from carpool.engine.control.registry_rollouts import RegistryRollouts
-from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
@@ -26,6 +24,8 @@ from carpool.engine.load_gauges import LoadGauges
 from carpool.engine.models.runtime import ModelProcess
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.extensions import installed
+from carpool.extensions.registry.registry_rollouts import RegistryRollouts
+from carpool.extensions.rollout.rollout_desk import RolloutDesk
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_run import CliResult, run_cli
-from registry.stand_in import StandIn, standing_in
+from extensions.registry.stand_in import StandIn, standing_in
 
 CHAMPION = "models:/detector@champion"
 

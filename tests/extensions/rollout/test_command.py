@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_run import CliResult, run_cli
-from rollout.staged import staged
+from extensions.rollout.staged import staged
 
 HELD = "shadow = 0\ncanary = [0.1, 0.5]\ncanary_h = 48\n"
 

@@ -18,16 +18,16 @@ from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.core.shares import OF_THE_REST
-from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.loading.candidate import remove_abandoned
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
+from carpool.extensions.registry.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
+from carpool.extensions.registry.remote_repository import Remotes
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file, region_key
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
-from carpool.registry.remote_repository import Remotes
 
 MAX_REGIONS = 1024
 _MAX_NAME_CHARS = 256

@@ -13,8 +13,8 @@ from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.registry.followed_model import FollowedModel, Registries
-    from carpool.registry.source import Pin
+    from carpool.extensions.registry.followed_model import FollowedModel, Registries
+    from carpool.extensions.registry.source import Pin
 
 Action = StrEnum("Action", ["resolve", "pull", "status"])
 
@@ -52,8 +52,8 @@ class RegistryVerb:
     def run(self) -> int:
         """`status` exits with 1 when what was fetched is not what the address means now."""
         from carpool.config.server import server_settings
+        from carpool.extensions.registry.followed_model import Registries
         from carpool.extensions.registry.settings import is_address
-        from carpool.registry.followed_model import Registries
 
         settings, _ = server_settings({"registry": self.registry})
         registries = Registries(settings.registry, settings.cache_dir)
@@ -71,7 +71,7 @@ class RegistryVerb:
         return self._status(model)
 
     def _resolve(self, registries: Registries) -> int:
-        from carpool.registry.mlflow_source import MlflowSource
+        from carpool.extensions.registry.mlflow_source import MlflowSource
 
         self._show(_pinned(MlflowSource(registries.server(), self.address).resolve()))
         return 0

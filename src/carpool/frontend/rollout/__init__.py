@@ -1,1 +1,0 @@
-"""Implements what a front end does while one version of a model takes over from another."""
