@@ -49,9 +49,9 @@ WHERE = {
     "text": ("extensions.text.text_driver", "extensions.text.text_loop", "extensions.text.text_scheduler"),
     "sequence": ("extensions.sequences.sequence_route", "extensions.sequences.law"),
     "canary": (
-        *("extensions.rollout.mirroring_door", "extensions.rollout.mirror", "extensions.rollout.comparison"),
+        *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
         "frontend.pictures.recomputation",
-        *("extensions.rollout.routing", "frontend.calls.request", "link.contents"),
+        *("frontend.rollout.routing", "frontend.calls.request", "link.contents"),
     ),
 }
 """The modules of each route, by which it is called in routes.py."""
