@@ -455,19 +455,17 @@ def variables() -> dict[str, str]:
     return {PREFIX + field.name.upper(): field.name for field in fields(ServerSettings)}
 
 
-def usual_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Returns where what can be made again is kept, unless somebody says otherwise."""
+_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOME", ".local/state")}
+
+
+def usual_folder(of: str, environ: Mapping[str, str] | None = None) -> Path:
+    """Returns the folder of what can be made again (`cache`) or of what must survive a restart (`state`),
+    unless a variable names another."""
     environ = os.environ if environ is None else environ
-    return Path(environ.get("CARPOOL_CACHE_DIR") or _home(environ, "XDG_CACHE_HOME", ".cache"))
-
-
-def usual_state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Returns where what must survive a restart is kept, unless somebody says otherwise."""
-    environ = os.environ if environ is None else environ
-    return Path(environ.get("CARPOOL_STATE_DIR") or _home(environ, "XDG_STATE_HOME", ".local/state"))
-
-
-def _home(environ: Mapping[str, str], variable: str, folder: str) -> Path:
+    chosen = environ.get(f"{PREFIX}{of.upper()}_DIR")
+    if chosen:
+        return Path(chosen)
+    variable, folder = _FOLDERS[of]
     base = environ.get(variable, "")  # whose rules ignore a relative one
     return (Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / folder) / "carpool"
 
@@ -481,7 +479,7 @@ def server_settings(
     """
     environ = os.environ if environ is None else environ
     known = variables()
-    values: dict[str, Any] = {"cache_dir": usual_cache_dir(environ), "state_dir": usual_state_dir(environ)}
+    values: dict[str, Any] = {f"{of}_dir": usual_folder(of, environ) for of in _FOLDERS}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])

@@ -14,7 +14,7 @@ from carpool import backends
 from carpool.backends.backend import KeepsMemory
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
-from carpool.config.server import usual_cache_dir
+from carpool.config.server import usual_folder
 from carpool.core.curve import BatchCurve, Shape, shape_of, sizes
 from carpool.core.numerals import numeral
 from carpool.engine.loading.loading import Loading
@@ -143,7 +143,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
             for point in measured.points
         }
     curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
-    started = last_start(usual_cache_dir(), version) or StartTimes()
+    started = last_start(usual_folder("cache"), version) or StartTimes()
     shape = shape_of([(point.size, point.seconds) for point in measured.points])
     off = dict(shape.residuals)
     rows = []

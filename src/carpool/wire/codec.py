@@ -20,7 +20,7 @@ from carpool.wire.long_json import LongNumbers
 from carpool.wire.slices import SlicedJson, Values, is_long
 from carpool.wire.strings import Between, PackedStrings, as_strings, check_strings, go_on, split_strings
 
-_CACHED_HEADS = 256
+_RETAINED_HEADS = 256
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
 
 
@@ -132,7 +132,7 @@ def _encode_binary(response: InferResponse) -> Encoded:
     return Encoded([head, *tail], len(head) + size, len(head) if tail else None)
 
 
-@lru_cache(maxsize=_CACHED_HEADS)
+@lru_cache(maxsize=_RETAINED_HEADS)
 def _binary_head(model: str, version: str, *tensors: tuple[str, Datatype, tuple[int, ...], int]) -> bytes:
     listed = [
         {

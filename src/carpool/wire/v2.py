@@ -56,8 +56,8 @@ __all__ += ["encode_error", "encode_request", "encode_response", "is_all_binary"
 __all__ += ["raw_head", "read_head", "read_header_length", "with_id"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_CACHED_HEAD_BYTES = 1024
-_CACHED_HEADS = 256
+_RETAINED_HEAD_BYTES = 1024
+_RETAINED_HEADS = 256
 _LOOKED_AT = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
 _RAW_HEADS = 256
 _LEADING_ID = re.compile(rb'\{"id": ?"([\w.:/+=-]+)",')
@@ -81,20 +81,20 @@ def read_header_length(value: str | bytes | None, body_size: int | None = None) 
 
 def read_head(json: Buffer, signature: Signature) -> RequestHead:
     """Parse a request's JSON and check it against the model. Small heads are cached: clients repeat them."""
-    if len(json) > _CACHED_HEAD_BYTES:
+    if len(json) > _RETAINED_HEAD_BYTES:
         return check_head(parse_head(json, signature.model), signature)
     found = _LEADING_ID.match(json)
     if found is None:
-        return _read_cached(bytes(json), signature)
+        return _read_repeated(bytes(json), signature)
     # every request has its own id: cache the rest, which is a whole head with the brace put back
-    head = _read_cached(b"{" + json[found.end() :], signature)
+    head = _read_repeated(b"{" + json[found.end() :], signature)
     own = head.id or str(found[1], "ascii")
     options, binary, tail = head.options, head.binary_output, head.tail_size
     return RequestHead(own, head.inputs, head.outputs, options, binary, tail, head.batch, plain=head.plain)
 
 
-@lru_cache(maxsize=_CACHED_HEADS)
-def _read_cached(json: bytes, signature: Signature) -> RequestHead:
+@lru_cache(maxsize=_RETAINED_HEADS)
+def _read_repeated(json: bytes, signature: Signature) -> RequestHead:
     return check_head(parse_head(json, signature.model), signature)
 
 

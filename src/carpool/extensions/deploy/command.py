@@ -285,7 +285,7 @@ class DeployVerb(o.SharesCores):
     def _known_start(self) -> tuple[float, str] | None:
         """Returns seconds of the slowest model, and where they are from."""
         from carpool.config.repository import find_models
-        from carpool.config.server import usual_cache_dir
+        from carpool.config.server import usual_folder
         from carpool.engine.profile.hardware import gpu_count
         from carpool.engine.profile.model_profile import last_start
 
@@ -295,7 +295,7 @@ class DeployVerb(o.SharesCores):
         if not here:
             return None  # an address, or a folder that only the nodes have
         found, _ = find_models(here, gpus=gpu_count(), only=None if self.name is None else [self.name])
-        starts = [last_start(usual_cache_dir(), source.versions[-1]) for source in found]
+        starts = [last_start(usual_folder("cache"), source.versions[-1]) for source in found]
         slowest = max((start.ready_s for start in starts if start is not None), default=0.0)
         return (max(1.0, slowest), "as its last start here took") if slowest else None
 

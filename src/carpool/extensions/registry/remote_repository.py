@@ -23,7 +23,7 @@ from typing import IO, Any
 from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.remote_address import remote_address, shown_address
 from carpool.config.repository import is_model_folder, version_folders
-from carpool.config.server import ServerSettings, usual_cache_dir
+from carpool.config.server import ServerSettings, usual_folder
 from carpool.errors import CarpoolError
 from carpool.extensions.registry.remote_listing import (
     Budget,
@@ -335,7 +335,7 @@ class Remotes:
     """Holds those among the paths that a server was given."""
 
     def __init__(self, paths: Sequence[str | Path], cache_dir: Path | None, budget: Budget) -> None:
-        cache = cache_dir or usual_cache_dir()
+        cache = cache_dir or usual_folder("cache")
         addresses = dict.fromkeys(filter(None, map(remote_address, paths)))
         self.repositories = {one: RemoteRepository(one, cache, budget) for one in addresses}
 

@@ -21,7 +21,7 @@ from typing import Any
 from carpool.config import rules
 from carpool.config.python_source import read_module
 from carpool.config.regular_file import read_regular
-from carpool.config.server import usual_cache_dir
+from carpool.config.server import usual_folder
 from carpool.errors import CarpoolError, ConfigError
 
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -52,7 +52,7 @@ def unpacked(archive: Path) -> Path:
     try:
         seen = archive.stat()
         stamp = f"{archive.resolve()}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}"
-        home = usual_cache_dir() / "archives" / blake2b(stamp.encode(), digest_size=12).hexdigest()
+        home = usual_folder("cache") / "archives" / blake2b(stamp.encode(), digest_size=12).hexdigest()
         found = [folder for folder in home.iterdir() if folder.is_dir()] if home.is_dir() else []
         if found:
             return found[0]

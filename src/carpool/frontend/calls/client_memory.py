@@ -32,7 +32,7 @@ from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, check
 
 _AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond
 _FEW_STRINGS = 4096
-_CACHED_PLANS = 256
+_RETAINED_PLANS = 256
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
 
 _log = logger("memory")
@@ -108,7 +108,7 @@ class ClientMemory:
         if plan.size > self._max_bytes:
             raise TooLarge(f"the inputs take {plan.size} bytes, more than the {self._max_bytes} allowed")
         regions = [self._find(move.place, move.owner, owner) for move in plan.moves]
-        if len(self._known) >= _CACHED_PLANS:
+        if len(self._known) >= _RETAINED_PLANS:
             self._known.clear()
         known = self._known[id(head.inputs), owner] = _Known(head.inputs, plan, regions)
         return known

@@ -53,8 +53,8 @@ _MOST_FIELDS: Final = 16 * MAX_TENSORS  # of a message and its inputs: some shap
 LONGEST_REST: Final = 256 * 1024
 """Bytes of a message beside its tensors: names, shapes, parameters."""
 
-_CACHED_BYTES: Final = 4096
-_CACHED: Final = 512
+_RETAINED_BYTES: Final = 4096
+_RETAINED: Final = 512
 _NUMBERS = ("priority", "timeout")  # some clients write them as text
 _WHOLE_NUMBER = re.compile("[0-9]{1,19}")
 
@@ -130,7 +130,7 @@ def take_apart(message: Buffer) -> Parts | None:
                 request_id = bytes(view[position:stop])
             else:
                 size += stop - start
-                if size > _CACHED_BYTES:
+                if size > _RETAINED_BYTES:
                     return None
                 rest.append(view[start:stop])
             position = stop
@@ -232,8 +232,8 @@ class Families:
         has_contents = bool(parts.contents)
         tail = parts.tail if has_contents else len(message)
         size = len(parts.contents[0]) if has_contents else 0
-        if 0 < tail <= _CACHED_BYTES and tail + size == len(message):
-            if len(self._begun) >= _CACHED:
+        if 0 < tail <= _RETAINED_BYTES and tail + size == len(message):
+            if len(self._begun) >= _RETAINED:
                 self._begun.clear()
             self._begun[len(message)] = bytes(message[:tail]), parts.rest, has_contents, family
 
@@ -245,9 +245,9 @@ class Families:
         return family
 
     def keep(self, parts: Parts, family: Family) -> None:
-        if family.contents is None and len(parts.rest) <= _CACHED_BYTES:
+        if family.contents is None and len(parts.rest) <= _RETAINED_BYTES:
             self._known[_key(parts)] = family
-            if len(self._known) > _CACHED:
+            if len(self._known) > _RETAINED:
                 self._known.popitem(last=False)
 
 
