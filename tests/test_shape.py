@@ -34,7 +34,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory observe",
     "backends/torch": "backends backends/python config",
-    "cache": "config core observe vision wire",
+    "cache": "config core frontend/calls observe vision wire",
     "cli": "client config core demo engine/profile frontend frontend/access lab "
     "lab/evaluate lab/load lab/sweep link observe pipelines process ray "
     "sim vision vision/plans",
@@ -59,12 +59,12 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/access": "config observe",
     "frontend/caches": "cache config core frontend/calls frontend/pictures link memory observe vision "
     "vision/plans wire",
-    "frontend/calls": "cache config frontend/clients frontend/pictures link memory observe wire",
+    "frontend/calls": "config frontend/clients frontend/pictures link memory observe vision wire",
     "frontend/clients": "",
-    "frontend/grpc": "cache config core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/grpc": "config core frontend frontend/access frontend/caches frontend/calls "
     "frontend/clients frontend/http frontend/pictures link memory observe wire "
     "wire/proto",
-    "frontend/http": "cache config console core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/http": "config console core frontend frontend/access frontend/caches frontend/calls "
     "frontend/clients frontend/pictures link memory observe vision vision/tasks wire",
     "frontend/pictures": "config core frontend/clients link memory observe pipelines vision "
     "vision/plans vision/tasks wire",

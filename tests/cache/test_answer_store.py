@@ -6,7 +6,8 @@ import secrets
 from collections import Counter
 from dataclasses import replace
 
-from carpool.cache.answer_store import PLACES, AnswerStore, Doorkeeper, Entry, Kept, Room
+from carpool.cache.answer_store import PLACES, AnswerStore, Doorkeeper, Entry, Room
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 
 
 class Book:
@@ -28,7 +29,7 @@ class Book:
 
 
 def entry(book: Book, at: float = 0.0, ttl: float = 60.0, size: int = 100) -> Entry:
-    return Entry(book, b"sure", Kept(bytes(size)), at, at + ttl)
+    return Entry(book, b"sure", EncodedAnswer(bytes(size)), at, at + ttl)
 
 
 def test_what_is_kept_is_found_until_its_time_is_over() -> None:

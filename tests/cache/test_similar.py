@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from carpool.cache.answer_store import Kept, Room
+from carpool.cache.answer_store import Room
 from carpool.cache.similar import (
     AUDIT_EVERY_S,
     MOST_FRAMES,
@@ -24,10 +24,11 @@ from carpool.cache.similar import (
     seen_of,
 )
 from carpool.extensions.cache.settings import CacheSettings
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.types import Array
 
 SETTINGS = CacheSettings(similar=True)
-KEPT = Kept(b"answer")
+KEPT = EncodedAnswer(b"answer")
 
 
 def scene(seed: int = 1) -> Array:

@@ -334,7 +334,7 @@ class FakeDoor:
     ) -> None:
         self.turned.append((entry.name, error.reason, images, source))
 
-    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+    def answered_here(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         self.from_cache.append((entry.name, images, source))
 
     def infer(self, ask: Ask, hears: Hears) -> FakeCall:

@@ -15,20 +15,14 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.wire.head import Buffer
 
 PLACES = 32768
 _ASKED_PART = 4
 _OVERHEAD = 512  # bytes of an entry besides its answer: what Python takes for it
-
-
-class Kept(NamedTuple):
-    """Holds an answer without what belongs to one request alone: its id and its times."""
-
-    body: bytes
-    header_length: int | None = None  # of a v2 answer with binary tensors: how much of it is JSON
 
 
 class Owner(Protocol):
@@ -42,7 +36,7 @@ class Owner(Protocol):
 class Entry:
     owner: Owner
     sure: bytes  # the keyed digest of what was asked
-    kept: Kept
+    kept: EncodedAnswer
     at: float
     ends: float
     asked: Sequence[bytes] | None = None  # itself, in pieces, of which the first says all but the bytes

@@ -48,6 +48,7 @@ _DIGEST_BYTES = 16
 _TRIED_BYTES = 64 * 1024
 _DIRECTIVE = re.compile(rb"\s*([a-z-]+)(?:\s*=\s*\"?([0-9]{1,9})\"?)?\s*")
 CACHE_CONTROL = "Cache-Control"
+WISH_FIELD = CACHE_CONTROL.lower().encode()
 
 
 class Wish(NamedTuple):

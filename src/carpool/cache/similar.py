@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from carpool.cache.answer_store import Kept, Room
+from carpool.cache.answer_store import Room
 from carpool.core.evidence import interval
 from carpool.extensions.cache.settings import CacheSettings
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.types import Array
 from carpool.vision.thumbnail import block_change, thumbnail
 from carpool.wire.head import Buffer
@@ -55,7 +56,7 @@ class Frame:
     """Describes a frame that was computed."""
 
     seen: PictureLook
-    kept: Kept
+    kept: EncodedAnswer
     at: float
 
     @property

@@ -15,7 +15,7 @@ from carpool.frontend.caches.front_caches import CacheParts, Caches
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
-from carpool.frontend.calls.lane import Choice, Infer, Infers, ModelLane
+from carpool.frontend.calls.lane import Choice, Infer, Infers, LooksEarly, ModelLane
 from carpool.frontend.calls.request import Request
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
@@ -181,14 +181,18 @@ class ModelLanes:
     def _make(self, entry: ModelEntry) -> ModelLane:
         infer: Infer = self._pipelines if is_pipeline(entry) else self._placing
         holds_back: Callable[[], bool] | None = None
+        early: LooksEarly | None = None
         for part in reversed(self._parts):
             if part.around is not None:
-                infer = part.around(infer, entry)
+                outer = part.around(infer, entry)
+                if outer is not infer:
+                    early = None if part.early is None else part.early(entry)
+                infer = outer
             if part.holds_back is not None:
                 holds_back = part.holds_back(entry) or holds_back
         wrapped = None if infer is self._placing else infer
         divided = self.choose(entry, {}, False) is not None
-        return ModelLane(entry, self._service.row(entry), wrapped, holds_back, divided)
+        return ModelLane(entry, self._service.row(entry), wrapped, holds_back, divided, early)
 
 
 def _through(door: Infers) -> Infer:

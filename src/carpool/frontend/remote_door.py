@@ -171,7 +171,7 @@ class RemoteDoor(BodySlots):
     ) -> None:
         """Nobody asks for them here: `RecordingDoor` does."""
 
-    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+    def answered_here(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """Does the same."""
 
     def _no_engine(self, ask: Ask, hears: Hears) -> RemoteCall:

@@ -412,7 +412,7 @@ class Door(Protocol):
     ) -> None:
         """Notes that a request ended with this error before it came to `infer`."""
 
-    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+    def answered_here(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """A request was answered without `infer`."""
 
     def infer(self, ask: Ask, hears: Hears) -> Call:

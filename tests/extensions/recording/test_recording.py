@@ -199,7 +199,7 @@ def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor)
     ]
     for number, error in enumerate(told):
         noting.turned_away(cats, error, 3.0 + number, 2, "x")
-    noting.answered_from_cache(cats, 8.0, 4, "")
+    noting.answered_here(cats, 8.0, 4, "")
     recorder.close()
     assert lines(file)[-1] == {"time": 8.0, "model": "cats", "images": 4, "cached": True}
     found = [(line["time"], line["model"], line["images"], line.get("source")) for line in lines(file)[:-1]]

@@ -57,7 +57,7 @@ class Front:
             now = time.monotonic()
             if self.tracer.on:
                 entry = self.door.catalog.newest[model]
-                call: Any = SimpleNamespace(entry=entry, head=HEAD, request_id=HEAD.id, cache_status=None)
+                call: Any = SimpleNamespace(entry=entry, head=HEAD, request_id=HEAD.id, note=None)
                 call.arrived = now - 0.01
                 self.tracer.answered(call, Answer(timing=TIMING), (now - 0.0099, now, now))
 

@@ -201,7 +201,7 @@ class RecordingDoor:
         if isinstance(error, _FOR_WANT_OF_ROOM):
             self._recorder.note(entry, arrived, images, source)
 
-    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+    def answered_here(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         images = images if entry.signature.max_batch else 1
         self._recorder.note(entry, arrived, images, source, cached=True)
 

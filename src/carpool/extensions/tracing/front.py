@@ -81,7 +81,7 @@ class Tracer:
         timing = answer.timing
         if self._spans is not None:
             self._spans.answered(call, timing, times)
-        if call.cache_status is not None and call.cache_status.found:
+        if call.note is not None and call.note.reused:
             return
         name = call.entry.name
         scope = self._scopes.get(name if name in self._scopes else "")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Refused, Replaced, Unavailable
 from carpool.extensions.tracing.settings import OtelSettings
 from carpool.extensions.tracing.span_export import SpanExporter
+from carpool.frontend.calls.reused_answer import AnswerNote
 from carpool.frontend.calls.trace_context import (
     PARENT_FIELD,
     STATE_FIELD,
@@ -65,7 +66,7 @@ class _Ended:
     timing: Timing = field(default_factory=Timing)
     reason: str = ""  # of a request that was answered with an error
     failure: str = ""  # the sentence, where it was no mistake of the client's
-    cache: str = ""
+    note: AnswerNote | None = None  # what a wrapper said of the answer
 
 
 class RequestSpans:
@@ -87,7 +88,7 @@ class RequestSpans:
         if context is None:
             return
         offered, done, now = times
-        entry, told = call.entry, call.cache_status
+        entry = call.entry
         self._exporter.put(
             _Ended(
                 context,
@@ -100,16 +101,16 @@ class RequestSpans:
                 call.head.batch,
                 call.request_id,
                 timing,
-                cache="" if told is None else told.words,
+                note=call.note,
             )
         )
-        note = partial(self._exemplars.note, entry.row, context.trace, context.span, time())
-        note(REQUEST_SECONDS, now - call.arrived)
+        noted = partial(self._exemplars.note, entry.row, context.trace, context.span, time())
+        noted(REQUEST_SECONDS, now - call.arrived)
         if timing.batch:
-            note(QUEUE_SECONDS, timing.queue)
-            note(INFER_SECONDS, timing.infer)
+            noted(QUEUE_SECONDS, timing.queue)
+            noted(INFER_SECONDS, timing.infer)
             if timing.number:
-                note(BATCH_SIZE, float(timing.batch))
+                noted(BATCH_SIZE, float(timing.batch))
 
     def failed(self, call: TracedCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
         """Notes a failed call, also of one whose model is not known, and of one whose client left."""
@@ -348,8 +349,8 @@ def _about(ended: _Ended) -> dict[str, str | int]:
         about["carpool.images"] = ended.images
     if ended.request_id:
         about["carpool.request.id"] = ended.request_id[:_LONGEST_TEXT]
-    if ended.cache:
-        about["carpool.cache"] = ended.cache
+    if ended.note is not None:
+        about[f"carpool.{ended.note.name}"] = ended.note.said
     if ended.reason:
         about["error.type"] = ended.reason
     return about

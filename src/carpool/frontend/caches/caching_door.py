@@ -19,8 +19,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from carpool.cache.answer_store import Entry, Kept, same_bytes
-from carpool.cache.cache_key import FORMAT, Said
+from carpool.cache.answer_store import Entry, same_bytes
+from carpool.cache.cache_key import FORMAT, WISH_FIELD, Said, read_cache_control
 from carpool.cache.cache_status import JOINED, MISS, OFF, SHARED, STORED, CacheStatus
 from carpool.cache.similar import MOST_FRAMES, Frame, PictureLook, SourceAnswers, see
 from carpool.core.job import INFINITY
@@ -37,8 +37,9 @@ from carpool.frontend.caches.front_caches import (
 )
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.front_part import FrontPart
-from carpool.frontend.calls.lane import Infer
+from carpool.frontend.calls.lane import Infer, LooksEarly
 from carpool.frontend.calls.request import Listener, Request
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import stopping
@@ -65,13 +66,16 @@ class Caching:
         self._service = service
         self._caches = caches
 
-        self.part = FrontPart(around=self._around, holds_back=self._holds_back)
+        self.part = FrontPart(around=self._around, holds_back=self._holds_back, early=self._early)
 
     def _around(self, inner: Infer, entry: ModelEntry) -> Infer:
         return inner if NAME not in entry.extra else CachingDoor(inner, self._service, self._caches)
 
     def _holds_back(self, entry: ModelEntry) -> Callable[[], bool] | None:
         return None if NAME not in entry.extra else partial(self._caches.holds_back, entry)
+
+    def _early(self, entry: ModelEntry) -> LooksEarly | None:
+        return None if NAME not in entry.extra else partial(self._caches.look_early, entry)
 
 
 class CachingDoor:
@@ -370,19 +374,19 @@ class Lookup(Listener):
         elif waits is not None and not self._over:
             self._pass_on()
 
-    def _answer_shared(self, kept: Kept) -> None:
+    def _answer_shared(self, kept: EncodedAnswer) -> None:
         """And have it here, too, from now on, for as long as it lives there."""
         if self._bytes is None and self._size <= _AT_ONCE:
             self._bytes = [self._said.text, *map(bytes, self._question.pieces)]
         if self._answer(kept, SHARED):
             self._keep_here(kept)
 
-    def _keep_here(self, kept: Kept) -> None:
+    def _keep_here(self, kept: EncodedAnswer) -> None:
         shared, name = self._caches.shared, self._shared_name()
         if self._question.wish.keep and shared is not None and name is not None:
             shared.lasts(name, partial(self._keep_shared, kept))
 
-    def _keep_shared(self, kept: Kept, seconds: float | None) -> None:
+    def _keep_shared(self, kept: EncodedAnswer, seconds: float | None) -> None:
         model, caches, now = self._model, self._caches, monotonic()
         if seconds is None or not caches.is_current(model) or len(kept.body) > model.settings.entry_kb << 10:
             return
@@ -397,7 +401,7 @@ class Lookup(Listener):
         self._passed_on = True
         self._request.go(self._door.inner)
 
-    def _answer(self, kept: Kept, status: CacheStatus) -> bool:
+    def _answer(self, kept: EncodedAnswer, status: CacheStatus) -> bool:
         """It was there; whoever waits for this request has it, too. False: its own client has it not, since
         it has left, or the engine has the request already, whose answer is as near."""
         others = self.end()
@@ -410,12 +414,12 @@ class Lookup(Listener):
                 other._answer_joined(kept)
         return ends and not self.abandoned
 
-    def _answer_joined(self, kept: Kept) -> None:
+    def _answer_joined(self, kept: EncodedAnswer) -> None:
         self._stop_following()
         if not self._over:
             self._guarded(partial(self._deliver, kept, JOINED, cached=True))
 
-    def _deliver(self, kept: Kept, status: CacheStatus, *, cached: bool) -> None:
+    def _deliver(self, kept: EncodedAnswer, status: CacheStatus, *, cached: bool) -> None:
         request = self._request
         if not self.abandoned:
             if cached:  # else the engine was asked, and that was noted
@@ -423,7 +427,7 @@ class Lookup(Listener):
                 self._caches.from_cache(self._entry, request.arrived, request.head.batch, source)
             self._model.count(status.kind, monotonic() - self._began)
         self._over = True
-        request.kept, request.cache_status = kept, status
+        request.encoded, request.note = kept, status
         request.answer_from(self, Answer())
 
     def answered(self, request: Request, answer: Answer) -> Answer:
@@ -436,9 +440,9 @@ class Lookup(Listener):
             # Another version's is no answer of this one's.
             if answer.error is None and request.entry is self._entry:
                 if others or self._keep or self._seen is not None:
-                    request.kept = kept = self._reply.encode(request, answer)
+                    request.encoded = kept = self._reply.encode(request, answer)
                     self._store(kept)
-                request.cache_status = self._status
+                request.note = self._status
                 if self._status is not OFF:
                     self._model.count("miss", monotonic() - self._began)
         finally:
@@ -446,7 +450,7 @@ class Lookup(Listener):
                 other.followed(kept, answer.error)
         return answer
 
-    def followed(self, kept: Kept | None, error: CarpoolError | None) -> None:
+    def followed(self, kept: EncodedAnswer | None, error: CarpoolError | None) -> None:
         """What it waited for is over. Only the first hears of an error; the others are computed once more,
         each alone. But what is wrong with a picture is wrong for all."""
         if kept is not None:
@@ -456,7 +460,7 @@ class Lookup(Listener):
         else:
             self._goes_alone()
 
-    def _store(self, kept: Kept) -> None:
+    def _store(self, kept: EncodedAnswer) -> None:
         model, caches, now = self._model, self._caches, monotonic()
         if len(kept.body) > model.settings.entry_kb << 10 or not caches.is_current(model):
             return
@@ -511,13 +515,14 @@ class Lookup(Listener):
 
 def _question(request: Request, content: Content) -> Question:
     form, pieces = request.reply.form, content.bytes_of(request.head)
+    wish = read_cache_control(request.reply.fields().get(WISH_FIELD))
     if not isinstance(content, SentPictures):
-        return Question(form, request.head, pieces, request.sender, request.wish)
+        return Question(form, request.head, pieces, request.sender, wish)
     said = content.options, content.drawn
-    return Question(form, content.asked, pieces, request.sender, request.wish, *said, is_picture=True)
+    return Question(form, content.asked, pieces, request.sender, wish, *said, is_picture=True)
 
 
-def _read_value(value: bytes) -> Kept | None:
+def _read_value(value: bytes) -> EncodedAnswer | None:
     """Returns what another server kept; None for what is no such thing."""
     if len(value) < _VALUE.size:
         return None
@@ -525,7 +530,7 @@ def _read_value(value: bytes) -> Kept | None:
     body = value[_VALUE.size :]
     if number != FORMAT or not -1 <= length <= len(body):
         return None
-    return Kept(body, None if length < 0 else length)
+    return EncodedAnswer(body, None if length < 0 else length)
 
 
 def _later(seconds: float, act: Callable[[], Any]) -> asyncio.TimerHandle:

@@ -9,13 +9,17 @@ from contextlib import suppress
 from functools import partial
 from random import random
 from secrets import token_hex
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Kept, Room
-from carpool.cache.cache_key import FORMAT, Digests, Said, Wish, describe
+from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
+from carpool.cache.cache_key import FORMAT, WISH_FIELD, Digests, Said, Wish, describe, read_cache_control
 from carpool.cache.cache_status import CacheStatus, hit
 from carpool.cache.similar import PictureLook, SimilarFrames, SourceAnswers, is_audited, see
 from carpool.extensions.cache.settings import CacheSettings
+from carpool.frontend.calls.lane import EarlyLook, UnreadPicture
+from carpool.frontend.calls.reused_answer import EncodedAnswer
+from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Block, CounterRow, Row
@@ -77,7 +81,7 @@ class Hit(NamedTuple):
     """Describes an answer that is known. `source` and `change` are of one to another picture that shows the
     same."""
 
-    kept: Kept
+    kept: EncodedAnswer
     status: CacheStatus
     age: float
     source: SourceAnswers | None = None
@@ -293,9 +297,25 @@ class Caches:
         status = hit("similar", age, ttl, f"; change={found.change:.1f}")
         return Hit(found.frame.kept, status, age, source, found.change)
 
+    def look_early(self, entry: ModelEntry, unread: UnreadPicture) -> EarlyLook:
+        """Looks for the answer to a picture before anything of it is read. One that is to be audited goes its
+        way, which ends in the same answer."""
+        model, began, sender = self.of(entry), monotonic(), unread.sender
+        wish = read_cache_control(unread.fields.get(WISH_FIELD))
+        given = sender, wish, unread.options, unread.drawn
+        asked = Question(unread.form, ASKED_ON_A_ROUTE, (unread.picture,), *given, is_picture=True)
+        looked = self.known(model, asked, began)
+        if looked is None or looked.hit is None or looked.audited:
+            return EarlyLook(looked)
+        hit = looked.hit
+        model.row.observe(columns.CACHE_AGE, hit.age)
+        model.count(hit.status.kind, monotonic() - began)
+        self.from_cache(entry, unread.arrived, 1, sender.source)
+        return EarlyLook(looked, hit.kept, hit.status)
+
     def from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """A request was answered without the engine."""
-        self._door.answered_from_cache(entry, arrived, images, source)
+        self._door.answered_here(entry, arrived, images, source)
 
     def _renewed(self, catalog: Catalog) -> None:
         """What is not served any more, or was cleared by somebody, goes."""

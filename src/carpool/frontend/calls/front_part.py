@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.call_service import Observer, SeesPictures
-from carpool.frontend.calls.lane import Choice, Infer
+from carpool.frontend.calls.lane import Choice, Infer, LooksEarly
 from carpool.frontend.calls.trace_context import Caller
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Catalog, Door, ModelEntry
@@ -69,6 +69,10 @@ class FrontPart:
     holds_back: Callable[[ModelEntry], Callable[[], bool] | None] | None = None
     """Returns what says whether a request for this version that the gate rejects at its head is read all the
     same, because the extension may answer it; None where the extension is off."""
+    early: Callable[[ModelEntry], LooksEarly | None] | None = None
+    """Returns what may answer a request on a picture route before its picture is read; None where the
+    extension is off. It is asked only where this extension's wrapper is the outermost, no version is chosen
+    and nothing is observed: else the request itself has to come to the wrappers."""
     door: Callable[[Door], Door] | None = None  # wraps the way to the engine, if a server option starts it
     follow: Callable[[Catalog], None] | None = None  # is called with each new catalogue
     observe: Callable[[], Observer | None] | None = None  # is asked after `follow`; None: nothing is observed

@@ -25,15 +25,13 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-from carpool.cache.answer_store import Kept
-from carpool.cache.cache_key import ANY
-from carpool.cache.cache_status import CacheStatus
 from carpool.compiling import mypyc_attr
 from carpool.errors import Cancelled, CarpoolError, Unavailable, Unsupported, without_stack
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.client_memory import Fetch, Outlets, names_regions
 from carpool.frontend.calls.lane import Choice, Infer, Infers, ModelLane
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place
+from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.clients.fair_threads import ThreadWork
 from carpool.frontend.pictures.picture_service import promised
@@ -75,13 +73,13 @@ class RequestReply:
 
     __slots__ = ()
 
-    form = ""  # of its answers, by which those of other protocols are told apart; empty: they are not kept
+    form = ""  # of its answers, by which those of other protocols are told apart; empty: they are not encoded
     siblings = b""  # tells requests that came as one from all others
     looked: object = None  # what was found where its answer was looked for already
 
     def answer(self, request: Request, answer: Answer) -> None:
-        """Sends the outputs, those in `request.placed` excepted, or what is `kept` of them. What goes on when
-        this returns is marked as `Answer.taken`."""
+        """Sends the outputs, those in `request.placed` excepted, or `request.encoded` in their place. What
+        goes on when this returns is marked as `Answer.taken`."""
 
     def part(self, request: Request, answer: Answer) -> None:
         """Writes one of several answers, in their order; then come `answer`, without any outputs, or `error`.
@@ -90,9 +88,9 @@ class RequestReply:
     def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
         """Writes an error. `times` is None for a request that never came to the engine."""
 
-    def encode(self, request: Request, answer: Answer) -> Kept:
+    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
         """Returns the outputs as `answer` sends them, without what belongs to this request alone."""
-        raise Unsupported("answers of this form are not kept")
+        raise Unsupported("answers of this form are not encoded")
 
     def current(self) -> ModelLane:
         """Returns what serves it now."""
@@ -149,9 +147,10 @@ class Request:
 
     __slots__ = (
         *("_after", "_aside_work", "_call", "_done_at", "_job", "_listeners", "_offered_at"),
-        *("_outlets", "_ready_in", "_until", "arrived", "cache_status", "choice", "client", "content"),
-        *("deadline", "door", "entry", "head", "heard", "infer", "kept", "more_fields", "pictures", "placed"),
-        *("refuses_many", "reply", "row", "sender", "service", "slot", "state", "unread", "wish"),
+        *("_outlets", "_ready_in", "_until", "arrived", "choice", "client", "content"),
+        *("deadline", "door", "encoded", "entry", "head", "heard", "infer", "more_fields", "note"),
+        *("pictures", "placed", "refuses_many", "reply", "row", "sender", "service", "slot", "state"),
+        "unread",
     )
 
     entry: ModelEntry  # with `row` and `infer`: its lane
@@ -177,9 +176,8 @@ class Request:
         self.pictures: SentPictures | None = None  # until it is over, and while observers hear of it
         self.choice: Choice | None = None  # what has chosen its version, between several
         self.refuses_many = ""  # what is said of a model that may give several answers, where one is taken
-        self.wish = ANY  # what the request says about caches
-        self.cache_status: CacheStatus | None = None  # what its answer says about them
-        self.kept: Kept | None = None  # the answer, encoded
+        self.note: AnswerNote | None = None  # what a wrapper says of the answer
+        self.encoded: EncodedAnswer | None = None  # the answer, where a wrapper has it so
         self.placed: Mapping[str, Placed] = {}  # outputs that are in the client's memory
         self.more_fields = b""  # for the head of the answer, over HTTP
         self._call: Call | None = None

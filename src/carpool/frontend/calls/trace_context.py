@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from carpool.errors import CarpoolError
+from carpool.frontend.calls.reused_answer import AnswerNote
 from carpool.link.door import ModelEntry
 from carpool.wire.v2 import RequestHead
 
@@ -42,16 +43,6 @@ class Caller(Protocol):
     def origin(self, error: CarpoolError | None) -> Origin: ...
 
 
-class ReusedAnswer(Protocol):
-    """Says whether an answer was kept from another request, and in which words."""
-
-    @property
-    def found(self) -> bool: ...
-
-    @property
-    def words(self) -> str: ...
-
-
 class TracedCall(Caller, Protocol):
     """Defines a request that is over."""
 
@@ -68,7 +59,7 @@ class TracedCall(Caller, Protocol):
     def request_id(self) -> str: ...
 
     @property
-    def cache_status(self) -> ReusedAnswer | None: ...
+    def note(self) -> AnswerNote | None: ...
 
 
 class Parent(NamedTuple):

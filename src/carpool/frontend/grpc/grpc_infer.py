@@ -9,14 +9,13 @@ from dataclasses import replace
 from time import monotonic
 from typing import Final, NamedTuple
 
-from carpool.cache.answer_store import Kept
-from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.calls.lane import ModelLane
 from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
@@ -49,14 +48,11 @@ from carpool.types import Datatype, StepTiming
 from carpool.wire.v2 import Buffer, RequestHead, check_head
 
 COMPRESSION: Final = "x-carpool-compression"
-CACHE_WORDS: Final = "x_carpool_cache"
-"""What an answer says of the cache: a parameter in a stream, else metadata."""
 
 _ATTEMPT = ATTEMPT.lower()
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
-_CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
 _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 _DEARER: Final = 16  # fields that are walked one by one, than as many bytes of tensors
@@ -78,7 +74,6 @@ class CallMetadata(NamedTuple):
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
     compression: str = ""  # of its answers
-    wish: Wish = ANY  # what it says about caches
     side: str = ""  # of a rollout
     metadata: Metadata = ()
 
@@ -100,11 +95,9 @@ class CallMetadata(NamedTuple):
 def read_metadata(metadata: Metadata, who: Principal | None = None, client: str = "") -> CallMetadata:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them, and `client` is
     where they come from."""
-    budget, source, latest, compression, wish, side = INFINITY, "", False, "", ANY, ""
+    budget, source, latest, compression, side = INFINITY, "", False, "", ""
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
-            if key == _CACHE_CONTROL:
-                wish = read_cache_control(value if isinstance(value, bytes) else value.encode())
             continue
         field = value if isinstance(value, bytes) else value.encode(errors="replace")
         if key == _DEADLINE:
@@ -121,7 +114,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None, client: str 
             compression = "" if value == "identity" else str(value)
     sender = Sender(source, latest, again=read_attempt(dict(metadata).get(_ATTEMPT)))
     sender = sender.paid_by(client) if who is None else sender.with_key(who)
-    return CallMetadata(budget, sender, compression, wish, side, metadata)
+    return CallMetadata(budget, sender, compression, side, metadata)
 
 
 class GrpcCall(RequestReply):
@@ -346,8 +339,8 @@ class GrpcCall(RequestReply):
     def facts(self, request: Request) -> Mapping[str, str]:
         return {"id": self.id.decode(errors="replace")[:80]}
 
-    def encode(self, request: Request, answer: Answer) -> Kept:
-        return Kept(messages.encode_outputs(self._listed(request, answer)))
+    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
+        return EncodedAnswer(messages.encode_outputs(self._listed(request, answer)))
 
     def _listed(self, request: Request, answer: Answer) -> Sequence[tuple[bytes, Buffer]]:
         head, outputs, placed = request.head, answer.outputs, request.placed
@@ -365,14 +358,14 @@ class GrpcCall(RequestReply):
         return listed
 
     def answer(self, request: Request, answer: Answer) -> None:
-        kept, more = request.kept, self._more
+        encoded, more = request.encoded, self._more
         listed: Sequence[tuple[bytes, Buffer]] = ()
-        if more and request.cache_status is not None:  # a stream has no metadata for each of its answers
-            more += messages.text_parameter(CACHE_WORDS, request.cache_status.words)
-        if kept is None:
+        if more and request.note is not None:
+            more += messages.text_parameter(*request.note.parameter)
+        if encoded is None:
             listed = self._listed(request, answer)
         else:
-            more = kept.body + more
+            more = encoded.body + more
         if answer.timing.__class__ is StepTiming:
             more += messages.text_parameter("carpool_steps", in_words(answer.timing))
         times = request.times(answer.timing)
@@ -452,7 +445,6 @@ class UnaryInfer:
         slot, self._slot = self._slot, None
         deadline = asked.deadline(rpc, rpc.since)
         call = self._call = GrpcCall(service, asked, deadline, who, self._reply, slot=slot)
-        call.request.wish = asked.wish
         call.request.client = call.request.client or rpc.client
         if compressed:
             self._task = begin_now(self._inflate(message))
@@ -477,12 +469,9 @@ class UnaryInfer:
             if isinstance(result, LongReply):
                 result.ended()
             return
-        status = call.request.cache_status
-        metadata: Metadata = ()
+        note = call.request.note
+        metadata: Metadata = () if note is None else note.metadata
         self._over()
-        if status is not None:
-            words = (CACHE_WORDS.replace("_", "-"), status.words)
-            metadata = (words, ("cache-status", f"carpool; {status.status}"))
         if isinstance(result, Failure):
             refuse(rpc, result.error, result.times)
         elif isinstance(result, LongReply):

@@ -205,7 +205,6 @@ class Stream:
                 self._service, asked, deadline, self._who, lambda result: self._reply(call, result)
             )
             call.say_part = self._say_part
-            call.request.wish = asked.wish
             call.request.client = call.request.client or rpc.client
             self._waiting.add(call)
             await call.begin(message)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput, TooLarge
 from carpool.frontend.http.body import body_encoding
@@ -40,7 +39,6 @@ _FIELDS = (
     SOURCE_FIELD,
     LATEST_FIELD,
     ATTEMPT_FIELD,
-    b"cache-control",
 )
 _KEPT = 256
 _MOST_PARAMETERS = 32
@@ -75,7 +73,6 @@ class ImageHead(NamedTuple):
     sender: Sender
     encoding: bytes | None  # how JSON may be compressed
     in_place: bool  # the body is one picture, as it is, of a known size
-    wish: Wish  # what it says about caches
     events: bool = False  # text is wanted as it is written
 
 
@@ -94,7 +91,7 @@ def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
 @lru_cache(maxsize=_KEPT)
 def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyless: bool) -> ImageHead:
     """Kept, for every picture has a head of its own, which differs from the last one only in its length."""
-    content_type, accept, accepted, content_encoding, deadline, source, latest, attempt, cache = fields
+    content_type, accept, accepted, content_encoding, deadline, source, latest, attempt = fields
     query = read_query(query_text)
     form, wanted = read_accept(accept or b"")
     events = _flag(query.pop("stream", "0")) or wants_events(accept or b"")
@@ -112,7 +109,6 @@ def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyles
         checked(sender) if keyless else sender,  # a key's holder is a source
         None if accepted is None else choose_encoding(accepted),
         sized and not compressed and layout.kind == "raw",
-        read_cache_control(cache),
         events,
     )
 

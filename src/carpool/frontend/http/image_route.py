@@ -15,15 +15,12 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from carpool.cache.answer_store import Kept
-from carpool.cache.cache_status import CacheStatus, fields_of_all
 from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.caches.caching_door import CachingDoor
-from carpool.frontend.caches.front_caches import Looked
-from carpool.frontend.calls.lane import ModelLane
+from carpool.frontend.calls.lane import ModelLane, UnreadPicture
 from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.calls.request import LEFT, Request, RequestReply
+from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.body import GatheredBody
@@ -39,7 +36,7 @@ from carpool.frontend.http.picture_reply import (
     FORM,
     JSON_ANSWER,
     assumed_fields,
-    look_for_picture,
+    early_fields,
     version_fields,
 )
 from carpool.frontend.http.task_models import default_model
@@ -193,7 +190,7 @@ class PictureOutcome(NamedTuple):
     body: bytes
     error: CarpoolError | None
     times: Times
-    cache_status: CacheStatus | None = None
+    note: AnswerNote | None = None
     version: str = ""  # who answered, where that is a question
     steps: StepTiming | None = None  # where the time went in each
     degraded: str = ""
@@ -215,7 +212,6 @@ class ImageCall(RequestReply):
         request.entry, request.row, request.infer = lane[:3]
         request.choice = whole.route.choice
         request.unread, request.client = exchange.unread, exchange.payer
-        request.wish = whole.route.asked.wish
         self.looked = whole.looked
         self.siblings = whole.siblings
         self._whole = whole
@@ -248,10 +244,10 @@ class ImageCall(RequestReply):
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._whole.exchange, error, self._whole.service.fair.gate_status)
 
-    def encode(self, request: Request, answer: Answer) -> Kept:
+    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
         picture = request.pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
-        return Kept(picture.body)
+        return EncodedAnswer(picture.body)
 
     def part(self, request: Request, answer: Answer) -> None:
         self._whole.part(answer.text)
@@ -259,13 +255,16 @@ class ImageCall(RequestReply):
     def answer(self, request: Request, answer: Answer) -> None:
         if self._whole.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        picture, kept = request.pictures, request.kept
-        body = picture.body if kept is None and isinstance(picture, RoutePicture) else cast(Kept, kept).body
+        picture, ready = request.pictures, request.encoded
+        body, document = b"", None
+        if ready is not None:
+            body = ready.body
+        elif isinstance(picture, RoutePicture):
+            body, document = picture.body, picture.document
         version = "" if request.choice is None else request.entry.version
         timing = answer.timing
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
-        document = picture.document if kept is None and isinstance(picture, RoutePicture) else None
-        of_version = request.cache_status, version, steps, answer.degraded, request.more_fields, document
+        of_version = request.note, version, steps, answer.degraded, request.more_fields, document
         self._whole.ended(self._number, PictureOutcome(body, None, request.times(timing), *of_version))
 
     def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
@@ -294,7 +293,7 @@ class ImageRequest:
         writer = route.writer(target) if route.writes else None
         self.text = None if writer is None else TextAnswer(exchange, writer, route.service.server_row)
         self.slot: Slot | None = None  # the body comes into it
-        self.looked: Looked | None = None  # what was found of its one picture
+        self.looked: object = None  # what was found of its one picture before it was read
         self._fetching: asyncio.Task[bytearray] | None = None
         self._held = 0
         self._heads: Sequence[PictureHead | None] = ()  # of each picture
@@ -317,7 +316,7 @@ class ImageRequest:
         try:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
-                if self.target.lane.holds_back is None or not self._is_known(body):
+                if self.target.lane.early is None or not self._is_known(body):
                     # One that was gathered counts there, for as long as anybody holds it.
                     self._begin(Sent((body,)), 0 if isinstance(body, GatheredBody) else len(body))
                 return
@@ -331,15 +330,16 @@ class ImageRequest:
         work.add_done_callback(partial(self._read, len(body)))
 
     def _is_known(self, body: bytes | bytearray) -> bool:
-        if self.route.choice is not None or self.service.observers:  # who answered is a call's to say
-            return False
-        if type(self.target.lane.infer) is not CachingDoor:
-            return False  # what else is done for this model is done for what is known, too
-        given = self.service.caches, self.target, self.route.asked, body, self.arrived
-        self.looked, answer = look_for_picture(*given)
-        if answer is not None:
-            self._send(*answer, compressible=self.target.drawn is None)
-        return answer is not None
+        look, target = self.target.lane.early, self.target
+        if look is None or self.route.choice is not None or self.service.observers:
+            return False  # which version answered, and when, only a request says
+        given = target.options, target.drawn, self.route.asked.sender, self.exchange.head.headers
+        found = look(UnreadPicture(FORM, body, *given, self.arrived))
+        self.looked = found.looked
+        if found.answer is not None:
+            fields = early_fields(target, found.note, self.arrived)
+            self._send(fields, found.answer.body, compressible=target.drawn is None)
+        return found.answer is not None
 
     def more(self, received: int) -> memoryview | None:
         slot, self.slot = self.slot, None
@@ -483,8 +483,10 @@ class ImageRequest:
         if slowest.steps is not None:  # the last are the times, which go on
             fields = b"%b, %b\r\n" % (fields[:-2], in_words(slowest.steps).encode())
         fields += slowest.fields
-        if self.target.lane.holds_back is not None:
-            fields += fields_of_all([one.cache_status for one in outcomes])
+        if len(outcomes) > 1:
+            fields += _fields_of_notes(outcomes)
+        elif slowest.note is not None:
+            fields += slowest.note.fields
         fields += self.target.assumed
         if slowest.version:
             fields += version_fields(slowest.version)
@@ -549,6 +551,12 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(self.exchange.payer, held, pixels)
+
+
+def _fields_of_notes(outcomes: Sequence[PictureOutcome]) -> bytes:
+    """Returns the fields in which wrappers say something of several answers."""
+    notes = [one.note for one in outcomes]
+    return next((one.fields_of_all(notes) for one in notes if one is not None), b"")
 
 
 def _listed(outcome: PictureOutcome) -> bytes:

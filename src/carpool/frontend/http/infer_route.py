@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from carpool.cache.answer_store import Kept
-from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.calls.lane import ModelLane
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, prepare, takes_long
 from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, choose_encoding
@@ -92,7 +91,6 @@ class InferHead(NamedTuple):
     sender: Sender
     json_encoding: bytes | None  # how an answer in JSON may be compressed
     binary_encoding: bytes | None
-    wish: Wish  # what it says about caches
 
 
 def read_infer_head(head: HttpHead) -> InferHead:
@@ -112,7 +110,6 @@ def read_infer_head(head: HttpHead) -> InferHead:
         sender if head.who is None else sender.with_key(head.who),
         json_encoding,
         binary_encoding,
-        read_cache_control(headers.get(b"cache-control")),
     )
 
 
@@ -248,7 +245,6 @@ class HttpCall(RequestReply):
             route.service, self, exchange.sender, exchange.head_at + asked.budget
         )
         request.entry, request.row, request.infer = target.lane[:3]
-        request.wish = asked.wish
         request.choice = route.choice
         request.slot = slot
         request.client = exchange.payer
@@ -380,9 +376,9 @@ class HttpCall(RequestReply):
     def takes_long(self) -> None:
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
-    def encode(self, request: Request, answer: Answer) -> Kept:
+    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
         buffers, _, length, _ = self._encoded(request, answer, sliced=False)
-        return Kept(b"".join(buffers), length)
+        return EncodedAnswer(b"".join(buffers), length)
 
     def _encoded(
         self, request: Request, answer: Answer, request_id: str = "", *, sliced: bool = True
@@ -406,14 +402,14 @@ class HttpCall(RequestReply):
         return encoded
 
     def answer(self, request: Request, answer: Answer) -> None:
-        entry, head, kept, asked = request.entry, request.head, request.kept, self._route.asked
+        entry, head, ready, asked = request.entry, request.head, request.encoded, self._route.asked
         of_steps = answer.timing.__class__ is StepTiming
         outputs = answer.outputs
         declared = outputs if isinstance(outputs, DeclaredOutputs) and not of_steps else None
         known = None if declared is None else declared.known(head)
         json: SlicedJson | None = None
-        if kept is not None:
-            buffers, size, length, _ = with_id(kept.body, kept.header_length, head.id)
+        if ready is not None:
+            buffers, size, length, _ = with_id(ready.body, ready.header_length, head.id)
         elif declared is not None and known is not None:
             buffers, length = [known[0], *declared.pieces()], len(known[0])
             size = sum(map(len, buffers))
@@ -428,8 +424,8 @@ class HttpCall(RequestReply):
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
         if of_steps:
             fields = b"%b, %b\r\n" % (fields[:-2], in_words(answer.timing).encode())  # the last is the times
-        if request.cache_status is not None:
-            fields += request.cache_status.fields
+        if request.note is not None:
+            fields += request.note.fields
         if request.choice is not None:
             fields += VERSION % entry.version.encode()
         fields += request.more_fields
