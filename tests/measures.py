@@ -26,7 +26,7 @@ LINES_UNSAID = 400
 FIELDS: Mapping[str, int] = {"Ask": 13, "ModelEntry": 17, "Catalog": 14, "Work": 40}
 
 # Groups of files that import each other, type-only imports included. The goal is 0.
-CIRCLES = 19
+CIRCLES = 17
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {

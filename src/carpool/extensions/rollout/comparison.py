@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import orjson
 
 from carpool import errors
 from carpool.errors import CarpoolError, without_stack
+from carpool.extensions.rollout.blame import fault_of
+from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
@@ -24,41 +26,12 @@ from carpool.vision.plans.compare import compare_answers, compare_tensors
 from carpool.vision.thumbnail import thumbnail
 from carpool.wire.v2 import RequestHead
 
-if TYPE_CHECKING:
-    from carpool.extensions.rollout.mirror import Mirror
-
 _log = logger("rollout")
 
 _LONGEST_ANSWER = 1 << 20  # bytes of tensors that are copied to be compared
 
-_WRONG_REQUESTS = (
-    errors.InvalidInput,
-    errors.TooLarge,
-    errors.Replaced,
-    errors.Cancelled,
-    errors.Unauthenticated,
-    errors.Forbidden,
-    errors.Unsupported,
-)
-_NOBODYS = ("engine-restarted", "engine-stalled", "not-serving", "stopping", "overload", "no-slots")
-_LATE = (errors.Refused, errors.DeadlineExceeded)
-
 Found: TypeAlias = tuple[Difference, Array | None, Any]
 """How the two differ, the picture made small, and both answers."""
-
-
-def may_run_again(error: CarpoolError) -> bool:
-    """What is wrong with a request is wrong with it everywhere; the rest may be the version's fault."""
-    return not isinstance(error, _WRONG_REQUESTS)
-
-
-def fault_of(error: CarpoolError) -> str:
-    """Returns what an error says about the version that it came from: errors, late, or nothing."""
-    if isinstance(error, _LATE):
-        return "late"
-    if isinstance(error, (*_WRONG_REQUESTS, errors.NotFound)) or error.reason in _NOBODYS:
-        return ""
-    return "errors"
 
 
 class Comparison(Recomputation[Found]):

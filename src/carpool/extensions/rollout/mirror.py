@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from carpool.errors import CarpoolError
-from carpool.extensions.rollout.comparison import fault_of
+from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.counted import COMPARED, FALLBACKS, SKIPPED
 from carpool.extensions.rollout.routing import Split
 from carpool.frontend.pictures.picture_service import PictureService

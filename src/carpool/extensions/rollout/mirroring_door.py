@@ -10,7 +10,8 @@ from time import monotonic
 from typing import cast
 
 from carpool.errors import CarpoolError, DeadlineExceeded
-from carpool.extensions.rollout.comparison import Comparison, may_run_again
+from carpool.extensions.rollout.blame import may_run_again
+from carpool.extensions.rollout.comparison import Comparison
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Routing, Split
 from carpool.frontend.calls.call_service import CallService

@@ -1,6 +1,6 @@
 """Rollouts that several replicas share: what others did is done here, and what happened here is told.
 
-What that means is in `rollout.shared_state`, which is pure, and where it lies in `rollout.shared_places`. A
+What that means is in `shared_state`, which is pure, and where it lies in `shared_places`. A
 change towards stable is made here at once, and told; one that goes on is made there first, by one replica,
 and only when all that are alive have loaded the candidate. Who cannot reach the place goes on serving, stays
 in the state that he is in, and after two seconds sends nothing to a candidate that has not taken over.
@@ -12,13 +12,15 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from secrets import token_hex
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from carpool.config.repository import version_folders
+from carpool.engine.fleet.control import ModelState
 from carpool.errors import Unavailable, WrongState
 from carpool.extensions.rollout.rollout_file import Mark, Record
 from carpool.extensions.rollout.rollout_guards import Counts, read_counts
@@ -35,12 +37,8 @@ from carpool.extensions.rollout.shared_state import (
     on_top,
     rank,
 )
+from carpool.extensions.rollout.watched_rollout import WatchedRollout
 from carpool.observe.logs import logger
-
-if TYPE_CHECKING:
-    from carpool.engine.fleet.control import ModelState
-    from carpool.extensions.rollout.rollouts import Rollouts
-    from carpool.extensions.rollout.watched_rollout import WatchedRollout
 
 log = logger("rollout")
 
@@ -63,10 +61,36 @@ def goes_on(after: Rollout) -> bool:
     return after.state not in _BACKWARD
 
 
+class OwnRollouts(Protocol):
+    """Defines what this replica does of its own rollouts: `Rollouts` does."""
+
+    def known(self, name: str, home: Path) -> WatchedRollout | None: ...
+
+    def find(self, name: str) -> WatchedRollout | None: ...
+
+    def home(self, name: str) -> Path | None: ...
+
+    def new(self, record: Record) -> None: ...
+
+    def bring(self, name: str) -> None: ...
+
+    def decide(self, watched: WatchedRollout) -> None: ...
+
+    def change(self, watched: WatchedRollout, after: Rollout, *, told: bool = False) -> None: ...
+
+    def moved(self, watched: WatchedRollout, after: Rollout) -> None: ...
+
+    def agree(self, watched: WatchedRollout, first: Rollout) -> None: ...
+
+    def publish(self) -> None: ...
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+
 class SharedRollouts:
     """Belongs to the engine's loop."""
 
-    def __init__(self, place: SharedPlace, rollouts: Rollouts) -> None:
+    def __init__(self, place: SharedPlace, rollouts: OwnRollouts) -> None:
         self.place = place
         self.replica = f"{_NO_NAME.sub('_', socket.gethostname())[:40]}-{token_hex(3)}"
         self.trouble = ""  # why the place cannot be reached
