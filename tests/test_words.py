@@ -66,8 +66,8 @@ ALLOWED_IN_MESSAGES = {
 LONGEST = 35  # words of a sentence
 MOST_LONG = 0.01  # the share of sentences that may be longer
 MOST_AVOIDED = 0.2  # in 1,000 words
-MOST_WORDS = {"README.md": 900, "docs": 61_500}
-MOST_PAGES = 33
+MOST_WORDS = {"README.md": 900, "docs": 65_000}  # with the pages of models and of extensions
+MOST_PAGES = 36
 
 _AVOIDED = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in AVOIDED), re.IGNORECASE)
 

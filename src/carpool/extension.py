@@ -114,6 +114,7 @@ class Extension:
     or one of its settings, as "registry.candidate". What is not listed works together. `{key}` stands for the
     other's key."""
     fields: tuple[str, ...] = ()  # of `ModelConfig`, which ask for it where they are set
+    known_inputs: tuple[str, ...] = ()  # names of inputs; a model file that has one of them asks for it
     serving: str = ""  # place of a `ServingPart` (engine/models/serving_part.py)
     model_process: str = ""
     """Place of `make(settings, restarted, stall_changed, zygote) -> ModelProcess` (engine/models/runtime.py):

@@ -428,7 +428,7 @@ def test_what_takes_no_picture_says_why(tmp_path: Path) -> None:
     output = {"y": RANDOM.random(10)}
     for inputs, words in (
         ({"a": (1, 3, 64, 64), "b": (1, 3, 64, 64)}, "2 inputs, and an image route fills one"),
-        ({"a": (1, 3, 64, 64), "orig_target_sizes": (1, 2)}, "Export it without its postprocessor"),
+        ({"a": (1, 3, 64, 64), "sizes": (1, 2)}, "set [inputs.sizes] in model.toml"),
         ({"a": (8, 3, 64, 64)}, "a fixed batch of 8"),
         ({"a": (1, 16, 3, 64, 64)}, "those of a video or a volume"),
         ({"a": (1, 4, 64, 64)}, "4 channels, and images have 1 or 3"),

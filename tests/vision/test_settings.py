@@ -117,7 +117,7 @@ def test_models_that_take_no_picture_have_no_settings(shape: tuple[int, ...]) ->
 def test_two_inputs_are_not_one_picture() -> None:
     one = signature({"y": (1000,)})
     two = Signature("m", (*one.inputs, replace(one.inputs[0], name="more")), one.outputs, 8)
-    assert "2 inputs, and an image route fills one. Send tensors to POST" in describe(config(), two).ask
+    assert "2 inputs, and an image route fills one. If" in describe(config(), two).ask
     optional = """
     [[input]]
     name = "images"

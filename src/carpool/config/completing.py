@@ -15,7 +15,13 @@ from carpool.config.model import (
     TensorSignature,
 )
 from carpool.config.rules import check_tensor, nearest, preferred, with_max_batch
-from carpool.config.settings_part import OwnTensors, check_extra, own_tensors
+from carpool.config.settings_part import (
+    OwnTensors,
+    as_seen,
+    asked_by_file,
+    check_extra,
+    own_tensors,
+)
 from carpool.errors import ConfigError
 
 
@@ -24,6 +30,8 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
 
     A backend that cannot read its file passes an empty signature; the settings must then declare the tensors.
     """
+    config = asked_by_file(config, signature)
+    signature = as_seen(config, signature)
     max_batch = _max_batch(config, signature)
     if config.max_batch is None and max_batch < 2 and signature.can_batch:
         config = replace(config, unbatched=signature.why_not_rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import ModelConfig, TensorConfig
+from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.table import TomlTable, extension_of, owners
 from carpool.errors import ConfigError
 from carpool.extensions import installed
@@ -59,6 +59,10 @@ class SettingsPart:
     check: Callable[[ModelConfig], None] | None = None
     """Raises what does not go with it, when the backend is known and again when the tensors are."""
     own_tensors: Callable[[ModelConfig], OwnTensors] | None = None
+    usual: object | None = None
+    """The settings of a model whose file alone asks for the extension, by `known_inputs` of its manifest."""
+    seen: Callable[[ModelConfig, ModelSignature], ModelSignature] | None = None
+    """Returns the tensors that the model file has as clients see them, without what is filled for them."""
     remembers: Callable[[ModelConfig], bool] | None = None
     """Returns whether the model itself keeps something of a request for the next one: to ask it twice changes
     what it answers."""
@@ -136,6 +140,21 @@ def check_extra(config: ModelConfig) -> None:
         check = part_of(extension.name).check if extension.settings else None
         if check is not None:
             check(config)
+
+
+def asked_by_file(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
+    """Returns the settings with those of extensions that only the names of the file's inputs ask for."""
+    names = {tensor.name for tensor in signature.inputs}
+    asked = [one.name for one in installed().values() if names.intersection(one.known_inputs)]
+    usual = {name: part_of(name).usual for name in asked if name not in config.extra}
+    return replace(config, extra={**config.extra, **_given(usual)}) if usual else config
+
+
+def as_seen(config: ModelConfig, signature: ModelSignature) -> ModelSignature:
+    """Returns the tensors of a model file as clients see them."""
+    for seen in [part_of(name).seen for name in config.extra]:
+        signature = signature if seen is None else seen(config, signature)
+    return signature
 
 
 def own_tensors(config: ModelConfig) -> Iterator[OwnTensors]:

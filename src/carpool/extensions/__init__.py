@@ -304,6 +304,13 @@ carpool_registry_age_seconds  gauge    server  age:heard   Time since the last r
         compiled="found_compiled:found_compiled",
         model_process="process:make_process",
     ),
+    Extension(
+        name="inputs",
+        owns=("inputs",),
+        known_inputs=("orig_target_sizes", "pixel_mask"),
+        settings="settings:PART",
+        instance="instance:wrap",
+    ),
     Extension(name="recording", starts=("record",), begin="front:begin", front="front:front"),
     Extension(
         name="tracing",

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from carpool.backends.backend import Filling, FillPictures, Finish, PictureForm, PlacedRectangle
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import (
     DYNAMIC,
@@ -106,6 +107,8 @@ def _cannot(config: ModelConfig, signature: Signature, vision: VisionSettings) -
         return f"is for the pytorch backend, and this model runs on {config.backend}"
     if not signature.max_batch:
         return "needs a model that takes batches"
+    if any(extension.instance for extension in asked_extensions(config)):
+        return "needs a model that gets nothing but its images"
     form = read_form(vision.image, vision.input, config.name)
     if vision.input.datatype is not Datatype.UINT8 or form.channels != 3:
         found = f"{vision.input.datatype.value} with {form.channels} channels"

@@ -660,12 +660,13 @@ class Loading:
 def as_pictures(signature: Signature, vision: VisionSettings | None) -> Signature:
     """Returns the signature with the size that pictures have, where the input leaves it open: that is what
     will be asked."""
-    if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
+    spec = None if vision is None else signature.input_named.get(vision.input.name)
+    if vision is None or spec is None or DYNAMIC not in vision.input.shape:
         return signature
-    spec = signature.inputs[0]
     shape = read_form(vision.image, vision.input, signature.model).shape
     whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
-    return replace(signature, inputs=(replace(spec, shape=whole),))
+    sized = replace(spec, shape=whole)
+    return replace(signature, inputs=tuple(sized if one is spec else one for one in signature.inputs))
 
 
 def _as_elsewhere(kept: Profile, off: float, whose: str) -> Profile:

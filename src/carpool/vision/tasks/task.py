@@ -73,11 +73,10 @@ def no_picture(config: ModelConfig, signature: Signature) -> tuple[str, bool]:
     likely = any(_like_a_picture(spec, signature) for spec in required)
     found = f"it takes {in_words(required)}"
     if len(required) != 1:
+        other = next((spec for spec in required if not _like_a_picture(spec, signature)), required[-1])
         why = f"{found}: {len(required)} inputs, and an image route fills one"
-        sized = any(
-            spec.name == "orig_target_sizes" for spec in required
-        )  # D-FINE's and RT-DETR's deploy form
-        return why + (". Export it without its postprocessor" if sized else ""), likely
+        set_it = f'If "{other.name}" is the same for every image, set [inputs.{other.name}] in model.toml'
+        return f"{why}. {set_it}" if likely else why, likely
     spec = required[0]
     if spec.datatype not in _PICTURES:
         return f"{found}: values of {spec.datatype.value} are no pixels", False
