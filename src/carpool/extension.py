@@ -100,6 +100,9 @@ class Extension:
 
     name: str  # of its folder, its label in metrics and its key in every `extra`
     home: str = ""  # the package with its modules; empty: carpool.extensions.NAME
+    api: str = ""
+    """Of a protocol of other tools: the address that is typed into the tool, as "{url}/roboflow". It is off,
+    with its routes, unless the server's setting `api` names the extension."""
     needs: tuple[str, ...] = ()  # other extensions that are switched on with it
     owns: tuple[str, ...] = ()  # keys at the top of model.toml, tables and values
     triton: tuple[str, ...] = ()  # fields of Triton's config.pbtxt, and platforms, as "platform=ensemble"
@@ -131,11 +134,12 @@ class Extension:
     """Lines of the metrics page, in the form of the table in observe/prometheus.py. A source is one of its
     columns, or one of the server's in capitals."""
     starts: tuple[str, ...] = ()
-    """Options of the server, and in capitals variables of the environment. Where one of them is set, both
-    parts are loaded when the server starts, whatever its models ask for."""
+    """Options of the server, and in capitals variables of the environment. Where one of them is set, or the
+    setting `api` names the extension, both parts are loaded when the server starts, whatever its models ask
+    for."""
     begin: str = ""
     """Place of `begin(settings) -> (settings, warning)`, called by `carpool serve` before it starts processes
-    where one of `starts` is set: it checks the options, and returns those that processes get."""
+    where the extension is started: it checks the options, and returns those that processes get."""
     doctor: str = ""
     """Place of `findings(settings, environ) -> list[Finding]` of lab/machine_check.py: `carpool doctor`."""
     front: str = ""  # place of `front(server) -> FrontPart` (frontend/calls/front_part.py)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.server import ServerSettings, server_settings, usual_frontends, variables
+from carpool.config.server import ServerSettings, apis, server_settings, usual_frontends, variables
 from carpool.errors import ConfigError
 
 
@@ -32,6 +32,7 @@ def test_command_line_wins_over_environment_over_default() -> None:
 
 def test_every_variable_reaches_its_setting() -> None:
     texts = {
+        "api": ",".join(apis()),
         "model_control_mode": "explicit",
         "load_models": " detector,, classifier ",
         "log_format": "json",
@@ -68,6 +69,7 @@ def test_every_variable_reaches_its_setting() -> None:
         variable: texts.get(name, str(numbers.get(name, 7)))
         for variable, name in variables().items()
         if name not in ("on_demand", "memory_gb")  # which do not go with explicit control
+        and (name != "api" or apis())
     }
     found = read(environ)
     default = ServerSettings()

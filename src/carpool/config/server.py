@@ -17,6 +17,7 @@ from carpool.config.remote_address import remote_address
 from carpool.config.rules import nearest, resembling, shown
 from carpool.config.usable_cores import usable_cores
 from carpool.errors import ConfigError
+from carpool.extensions import installed
 
 PREFIX = "CARPOOL_"
 LOCALHOST = "localhost"  # 127.0.0.1 and ::1: this machine alone
@@ -212,6 +213,14 @@ class ServerSettings:
         name="--allow-picture-host",
         metavar="NAME",
     )
+    api: tuple[str, ...] = _setting(
+        (),
+        "Protocols of other tools to answer: their names, with commas. Repeatable.",
+        metavar="NAMES",
+    )
+    api_settings: str = _setting(
+        "", "TOML file with a table of settings for each of these protocols.", metavar="FILE"
+    )
     api_key_file: str = _setting("", "File with keys for inference, 'name key' per line.", metavar="FILE")
     admin_key_file: str = _setting(
         "", "File with keys for loading models and changing settings.", metavar="FILE"
@@ -287,6 +296,11 @@ class ServerSettings:
     state_dir: Path | None = None  # what must survive a restart; None keeps nothing
 
     @property
+    def apis(self) -> frozenset[str]:
+        """Returns the names of the protocols of other tools that are answered."""
+        return frozenset(filter(None, (name.strip() for given in self.api for name in given.split(","))))
+
+    @property
     def front_ends(self) -> int:
         """Returns the number of front ends of both protocols: memory that is bounded for the server is
         divided by it."""
@@ -341,6 +355,12 @@ class ServerSettings:
             yield from self._rollout_state_mistakes()
         if self.shared_profiles:
             yield from self._shared_profiles_mistakes()
+        yield from self._name_mistakes()
+
+    def _name_mistakes(self) -> Iterator[tuple[str, str]]:
+        known = apis()
+        for name in sorted(self.apis - known.keys()):
+            yield "api", f"api cannot be {shown(name)}; {nearest(name, sorted(known))}"
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
@@ -422,6 +442,11 @@ class ServerSettings:
     def needs_models(self) -> bool:
         """Returns whether an empty repository is a mistake: where nothing can come later."""
         return self.model_control_mode == "none"
+
+
+def apis() -> Mapping[str, str]:
+    """Returns the protocols of other tools by name, each with the address that is typed into the tool."""
+    return {one.name: one.api for one in installed().values() if one.api}
 
 
 _METRICS = {"counter_latencies": True, "histogram_latencies": False, "summary_latencies": False}

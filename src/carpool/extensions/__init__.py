@@ -7,7 +7,7 @@ the client to the engine; a line gives the reason where the order matters.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from carpool.extension import (
@@ -349,7 +349,12 @@ carpool_cascade_saved_seconds_total  counter  some   cell:saved    Time of the l
 
 def started(settings: object) -> tuple[Extension, ...]:
     """Returns the extensions that these `ServerSettings`, or the environment, switch on."""
-    return tuple(one for one in installed().values() if any(_is_set(settings, name) for name in one.starts))
+    return tuple(one for one in installed().values() if _is_started(one, settings))
+
+
+def _is_started(one: Extension, settings: object) -> bool:
+    named: Collection[str] = getattr(settings, "apis", ())
+    return (bool(one.api) and one.name in named) or any(_is_set(settings, name) for name in one.starts)
 
 
 def _is_set(settings: object, name: str) -> bool:

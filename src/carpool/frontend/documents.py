@@ -276,6 +276,12 @@ def task_of(entry: ModelEntry) -> str | None:
     return None if entry.vision is None else str(entry.vision["task"])
 
 
+def labels_of(entry: ModelEntry) -> Sequence[str]:
+    """Returns the names of a model's classes in their order; empty where they have only numbers."""
+    labels: Sequence[str] = (entry.vision or {}).get("labels") or ()
+    return labels
+
+
 @dataclass(slots=True)
 class _Watched:
     document: Document | None = None

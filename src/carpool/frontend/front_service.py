@@ -99,7 +99,9 @@ class FrontService(CallService):
         parts: Sequence[FrontPart] = (),
         started: StartedWith | None = None,
     ) -> None:
-        self.parts = FrontParts(self, block.server, started or StartedWith())
+        started = started or StartedWith()
+        self.settings = started.settings
+        self.parts = FrontParts(self, block.server, started)
         door = self.parts.start(door)
         super().__init__(name, door, block, max_body_bytes, picture_threads, forward)
         self.demands = Demands(door)

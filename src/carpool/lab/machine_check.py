@@ -229,6 +229,9 @@ def _extensions(settings: ServerSettings, environ: Mapping[str, str]) -> Iterato
     for one in extensions.installed().values():
         if one.home:
             yield Finding("extensions", one.name, State.FINE, f"is installed, in the package {one.home}")
+        if one.name in settings.apis:
+            url = f"http://{settings.host}:{settings.http_port}"
+            yield Finding("apis", one.name, State.FINE, f"type this address: {one.api.format(url=url)}")
         if one.doctor:
             yield from one.part(one.doctor)(settings, environ)
 

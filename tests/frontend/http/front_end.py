@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from carpool.config.server import ServerSettings
 from carpool.errors import ModelError
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
 from carpool.observe.counters import Table, table_bytes
@@ -120,6 +122,7 @@ def front_end(
     guard: Guard | None = None,
     picture_hosts: Collection[str] = (),
     cache: CacheParts | None = None,
+    settings: ServerSettings | None = None,
     **limits: Any,
 ) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
@@ -134,6 +137,7 @@ def front_end(
         guard=guard,
         picture_hosts=picture_hosts,
         cache=cache,
+        started=StartedWith(settings or ServerSettings()),
     )
     with serving(app, **limits) as server:
         try:

@@ -79,13 +79,14 @@ ROUTES: tuple[UrlRoute[Starter], ...] = (
 )
 
 
-def all_routes() -> tuple[UrlRoute[Destination], ...]:
-    """Returns the server's own routes, and behind them those of extensions."""
+def all_routes(apis: Collection[str] = ()) -> tuple[UrlRoute[Destination], ...]:
+    """Returns the server's own routes, and behind them those of extensions; of protocols that are off by
+    default, those of `apis`."""
     found: dict[tuple[str, str], UrlRoute[Destination]] = {}
     for route in ROUTES:
         rule = rule_of(f"{route.method} {route.pattern}")
         found[route.method, route.pattern] = UrlRoute(*route[:2], Destination(rule, route.handler))
-    for of_extension in routes_of_extensions():
+    for of_extension in routes_of_extensions(apis):
         here, destination = of_extension[:2], of_extension.handler
         known = found.setdefault(here, of_extension)
         if destination.for_events and known is not of_extension:
@@ -156,7 +157,7 @@ class HttpApp:
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._service.check_site = self._guard.check_site
-        routes = all_routes()
+        routes = all_routes(self._service.settings.apis)
         self._router = Router(routes)
         dialects = {route.handler.dialect for route in routes}
         worded = [one for one in dialects if one is not None and one.prefix]

@@ -6,7 +6,7 @@ An extension's module is imported for the first request that needs it: only its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -120,8 +120,11 @@ class Destination(NamedTuple):
         return self.starter if self.events is None or not read_image_head(head).events else self.events
 
 
-def routes_of_extensions() -> Iterator[UrlRoute[Destination]]:
+def routes_of_extensions(apis: Collection[str] = ()) -> Iterator[UrlRoute[Destination]]:
+    """Returns the routes of all extensions; of protocols that are off by default, those of `apis`."""
     for extension in installed().values():
+        if extension.api and extension.name not in apis:
+            continue
         for routes in extension.routes:
             dialect = Dialect(extension, routes)
             for route in routes.table:

@@ -88,6 +88,14 @@ def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
     return asked if who is None else asked._replace(sender=asked.sender.with_key(who))
 
 
+def read_head_alone(head: HttpHead, version: str, options: Mapping[str, str]) -> ImageHead:
+    """Reads who asks, and with which deadline, of a request whose images and options stand elsewhere."""
+    told = (None, None, None, None, *map(head.headers.get, _FIELDS[4:]))
+    asked = _read("", told, False, head.who is None)
+    asked = asked._replace(layout=BodyLayout("raw"), version=version, options=options)
+    return asked if head.who is None else asked._replace(sender=asked.sender.with_key(head.who))
+
+
 @lru_cache(maxsize=_KEPT)
 def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyless: bool) -> ImageHead:
     """Kept, for every picture has a head of its own, which differs from the last one only in its length."""

@@ -27,7 +27,7 @@ from carpool.frontend.http.body import GatheredBody
 from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter, Variables
-from carpool.frontend.http.image_reading import BodyLayout, Sent, read_image_head, read_pictures
+from carpool.frontend.http.image_reading import BodyLayout, ImageHead, Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import HttpHead
@@ -88,11 +88,18 @@ class ImageRoute(ModelRoute[ImageTarget]):
     writes = False  # it may have a writer
 
     def __init__(
-        self, service: HttpService, head: HttpHead, task: str | None, model: str = "", version: str = ""
+        self,
+        service: HttpService,
+        head: HttpHead,
+        task: str | None,
+        model: str = "",
+        version: str = "",
+        asked: ImageHead | None = None,
     ) -> None:
-        """Takes the `model` and `version` that the path names."""
+        """Takes the `model` and `version` that the path names; and what is `asked`, where the head does not
+        say it."""
         self.makes = ImageRequest
-        self.asked = read_image_head(head, version)
+        self.asked = read_image_head(head, version) if asked is None else asked
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(self.asked.version))
         self._task = task
         self._who = head.who

@@ -36,6 +36,12 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
     raise NotFound(f"no model is for {task}; {tasks}{maybe}", reason="no-task")
 
 
+def usable(catalog: Catalog, who: Principal | None) -> list[tuple[ModelEntry, str]]:
+    """Returns the models that take images and that a key is for, each with its task."""
+    found = [(entry, task) for entry in in_order(catalog) if (task := task_of(entry)) is not None]
+    return [(entry, task) for entry, task in found if who is None or who.may_use(entry.name)]
+
+
 def in_order(catalog: Catalog) -> Iterable[ModelEntry]:
     """Returns the newest version of each model, in the order in which they were configured."""
     names_in_order = dict.fromkeys(line.name for line in catalog.index)

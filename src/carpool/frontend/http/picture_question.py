@@ -1,0 +1,201 @@
+"""Lets a protocol of other tools ask a model about images that it has found in a request.
+
+The images pass everything that those of the server's own routes pass: gates, the SLO, fairness, caches and
+rollouts. The protocol says what is asked, and rewrites the answer for its clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import orjson
+
+from carpool.errors import (
+    CarpoolError,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Refused,
+    TooLarge,
+    Unavailable,
+)
+from carpool.frontend.http.exchange import (
+    JSON_FIELDS,
+    Answerer,
+    Before,
+    Body,
+    BodyPlan,
+    Collect,
+    Exchange,
+    Start,
+    hand_over,
+    rendered,
+)
+from carpool.frontend.http.http_service import HttpService
+from carpool.frontend.http.image_reading import MAX_PICTURES, Sent, read_head_alone
+from carpool.frontend.http.image_route import ImageRequest, ImageRoute, check_images
+from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.http.read_aside import read_aside
+from carpool.frontend.pictures.sent_pictures import PictureModel
+from carpool.observe.logs import logger
+from carpool.vision.heads import Buffer
+from carpool.vision.picture_answers import Options
+
+log = logger("http")
+
+Found = TypeVar("Found")
+Answer: TypeAlias = dict[str, Any]
+Tells: TypeAlias = Callable[[Answer], object]
+"""Returns the document of the protocol for the server's own; may raise a `CarpoolError`."""
+TellsError: TypeAlias = Callable[[int, Mapping[str, Any]], tuple[int, object]]
+"""Returns status and document of an error for this one request; see `Routes.words`."""
+
+_ERRORS: Mapping[int, type[CarpoolError]] = {
+    400: InvalidInput,
+    403: Forbidden,
+    404: NotFound,
+    413: TooLarge,
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureQuestion:
+    """Describes what is asked: of the model that is named, or of the first for a task.
+
+    Options that the model's task does not have are left out, because clients send theirs to every model.
+    """
+
+    pictures: Sequence[Buffer] = ()
+    url: str = ""  # of one image, in their place: it is fetched, if its host is allowed
+    several: bool = False  # the answer is a list, `{"results": […]}`, also for one image
+    task: str | None = None
+    model: str = ""
+    version: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def with_body(
+    service: HttpService, read: Callable[..., Found], then: Callable[[Exchange, Found, float], None]
+) -> Start:
+    """Returns a start that gathers the body, reads it, in a thread if it is long, and goes on with what was
+    read and when the body was here."""
+
+    def start(exchange: Exchange) -> BodyPlan:
+        def received(body: bytes | bytearray, at: float) -> None:
+            def go_on(found: Found) -> None:
+                then(exchange, found, at)
+
+            read_aside(service, exchange, body, read, go_on)
+
+        return Collect(service.max_body_bytes, received)
+
+    return start
+
+
+def ask(
+    service: HttpService,
+    exchange: Exchange,
+    question: PictureQuestion,
+    at: float,
+    tell: Tells,
+    tell_error: TellsError | None = None,
+) -> None:
+    """Asks a model, and answers the exchange: with what `tell` makes of the answer, or with an error. `at` is
+    when the body was here."""
+    exchange.answer_through(partial(_Told, tell, tell_error))
+    try:
+        if len(question.pictures) > MAX_PICTURES:
+            raise TooLarge(f"a request may have at most {MAX_PICTURES} images")
+        route = QuestionRoute(service, exchange.head, question)
+        first = question.pictures[0] if question.pictures else b""
+        body = first if isinstance(first, bytes | bytearray) else bytes(first)
+        hand_over(route.begin(exchange), body, at)
+    except CarpoolError as error:
+        service.fair.tell(exchange, error)
+
+
+def results_of(answer: Answer) -> list[Answer]:
+    """Returns the answers for several images; raises the first error among them."""
+    results: list[Answer] = answer["results"]
+    for number, one in enumerate(results):
+        if "error" in one:
+            raise _error_of(one, number)
+    return results
+
+
+def _error_of(said: Mapping[str, Any], number: int) -> CarpoolError:
+    message, status = f"image {number}: {said['error']}", said.get("status", 500)
+    if status == 429:
+        wait = float(said.get("retry_after_s") or 1.0)
+        return Refused(message, reason=said["reason"], retry_after_s=wait)
+    return _ERRORS.get(status, CarpoolError)(message, reason=said["reason"])
+
+
+class QuestionRoute(ImageRoute):
+    """Leads one question to its model: what its head says beside that is who asks."""
+
+    def __init__(self, service: HttpService, head: HttpHead, question: PictureQuestion) -> None:
+        asked = read_head_alone(head, question.version, question.options)
+        super().__init__(service, head, question.task, question.model, asked=asked)
+        self.makes = QuestionRequest
+        self.question = question
+
+    def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
+        return super()._wanted({name: text for name, text in given.items() if name in model.options}, model)
+
+    def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
+        return partial(check_images, *self.question.pictures) if self.question.pictures else None
+
+
+class QuestionRequest(ImageRequest):
+    __slots__ = ()
+
+    def received(self, body: bytes | bytearray, at: float) -> None:
+        route = self.route
+        assert isinstance(route, QuestionRoute)
+        question = route.question
+        if not (question.several or question.url):
+            super().received(body, at)
+            return
+        self.arrived = at
+        try:
+            self.target = route.current(self.exchange.head_at)  # it may have changed meanwhile
+            size = sum(map(len, question.pictures))
+            self._begin(Sent(question.pictures, question.several, url=question.url), size)
+        except CarpoolError as error:
+            self._fail(error)
+
+
+class _Told(Before):
+    """Stands before the connection of one exchange, and answers in the protocol's documents."""
+
+    __slots__ = ("_tell", "_tell_error")
+
+    def __init__(self, tell: Tells, tell_error: TellsError | None, connection: Answerer) -> None:
+        super().__init__(connection)
+        self._tell = tell
+        self._tell_error = tell_error
+
+    def answer(self, status: int, fields: bytes, body: Body) -> None:
+        if status == 200:
+            try:
+                body = orjson.dumps(self._tell(orjson.loads(_joined(body))))
+            except CarpoolError as error:
+                status, fields, body = rendered(error)
+            except Exception:
+                log.exception("answer-not-written")
+                status, fields, body = rendered(CarpoolError("the server failed on this request"))
+        if status != 200 and self._tell_error is not None:
+            status, document = self._tell_error(status, orjson.loads(_joined(body)))
+            fields, body = fields or JSON_FIELDS, orjson.dumps(document)
+        self._connection.answer(status, fields, body)
+
+
+def _joined(body: Body) -> bytes:
+    return bytes(body) if isinstance(body, bytes | bytearray | memoryview) else b"".join(body)
