@@ -57,6 +57,10 @@ class NotFound(CarpoolError):  # no such model or version
     reason = "not-found"
 
 
+class Gone(NotFound):  # it was here, and is not any more: the client sends it again
+    reason = "gone"
+
+
 class Unauthenticated(CarpoolError):  # nobody knows who asks: no key, or one that is not known
     reason = "unauthenticated"
 

@@ -244,7 +244,7 @@ def test_patience_ends(script: Scripted, ask: Ask) -> None:
         ask(script.url, "classify", b"x", settings={"patience_s": 0.0})
 
 
-@pytest.mark.parametrize("status", [400, 404, 409, 413, 500, 502, 504])
+@pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 500, 502, 504])
 def test_what_was_not_refused_is_not_asked_again(script: Scripted, ask: Ask, status: int) -> None:
     script.say({"error": "no", "reason": "word", "retry_after_s": 0.0}, status)
     with pytest.raises(CarpoolError) as error:
