@@ -266,7 +266,7 @@ def _serves_network(pid: int, words: Sequence[str]) -> bool:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
-    return "carpool.runner.runner_process" in words and "carpool-slots" in mapped
+    return "carpool.extensions.torch.runner_process" in words and "carpool-slots" in mapped
 
 
 @contextlib.contextmanager

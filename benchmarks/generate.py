@@ -41,7 +41,6 @@ from carpool.backends.torch.decoder_weights import of_transformer_decoder
 from carpool.backends.torch.line_reader import LineReader
 from carpool.backends.torch.text_network import TextNetwork, line_network
 from carpool.backends.torch.torch_decoder import DecoderForm
-from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device
 from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.core.curve import BatchCurve
 from carpool.extensions.text.stepper import ModelPart, TextInstance
@@ -50,6 +49,7 @@ from carpool.extensions.text.text_loading import measure
 from carpool.extensions.text.text_loop import TextLoop
 from carpool.extensions.text.text_records import Event, Failed, Piece
 from carpool.extensions.text.text_scheduler import TextScheduler
+from carpool.extensions.torch.torch_device import PRECISIONS, CudaDevice, Device
 from carpool.sim.generation_simulation import TokenLengths
 
 KINDS = {

@@ -18,9 +18,6 @@ HOMES: Mapping[str, str] = {
     "streams": r"frontend/grpc/stream_|wire/event_lines|frontend/http/event_stream",
     "text": r"backends/torch/(decoder_weights|line_reader|text_network)"
     r"|backends/torch/torch_(decoder|stepper)|backends/hosted/transformers_model|link/written_tokens",
-    "torch": r"backends/torch/|runner/|engine/loading/(runner_client|hosted_model)"
-    r"|engine/loading/zygote_start|engine/profile/(compiled_file|shared_artifacts)"
-    r"|frontend/pictures/device_picture",
 }
 """By feature, where its files are that are not below `extensions` yet: the first that matches counts."""
 

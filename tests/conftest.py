@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from carpool import extension
 from carpool.compiling import is_compiled
-from carpool.config import backend_kinds
 from later import THOROUGH, many
 from rewriting import rewrite_share
 from together import are_together, one_test
@@ -133,12 +133,12 @@ def _process_wide_settings_are_restored() -> Iterator[None]:
 @pytest.fixture
 def no_large_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow, TensorRT and transformers count as missing, also on a machine that has them."""
-    found = backend_kinds.installed
+    found = extension.importable
 
-    def installed(module: str) -> bool:
+    def importable(module: str) -> bool:
         return module not in ("tensorflow", "tensorrt", "transformers") and found(module)
 
-    monkeypatch.setattr(backend_kinds, "installed", installed)
+    monkeypatch.setattr(extension, "importable", importable)
 
 
 _STAND_IN = "a stand-in that compiled code does not take"

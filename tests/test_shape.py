@@ -33,7 +33,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends": "config core",
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory observe",
-    "backends/torch": "backends backends/python config",
+    "backends/torch": "backends config",
     "cache": "config core frontend/calls observe vision wire",
     "cli": "client config core demo engine/profile frontend frontend/access lab "
     "lab/evaluate lab/load lab/sweep link observe pipelines process ray "
@@ -48,7 +48,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/control": "config core engine engine/loading link memory observe",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
     "engine/routes engine/run link memory observe",
-    "engine/loading": "backends backends/torch config core engine/profile engine/run link memory observe "
+    "engine/loading": "backends config core engine/profile engine/run link memory observe "
     "vision vision/plans vision/tasks",
     "engine/models": "backends config core engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
@@ -81,8 +81,6 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "ray": "",
-    "runner": "backends backends/torch core engine/loading engine/profile engine/run "
-    "link memory observe process vision/plans",
     "sim": "core",
     "vision": "config",
     "vision/plans": "config vision vision/tasks",

@@ -30,7 +30,7 @@ ANSWER_S, COMPILED_S = 120.0, 240.0
 SLO = 0.05
 LOADED_S = 30.0  # with requests, while it compiles
 KILLED_AFTER_S = 5.0
-_RUNNER = "carpool.runner.runner_process"
+_RUNNER = "carpool.extensions.torch.runner_process"
 _ARTIFACTS = "compiled"
 
 

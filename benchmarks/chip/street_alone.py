@@ -18,7 +18,7 @@ from typing import Any
 import simplejpeg
 import torch
 
-from carpool.backends.torch.torch_pictures import BoxForm, KeptBoxes
+from carpool.extensions.torch.torch_pictures import BoxForm, KeptBoxes
 from chip.repository import MEAN, SIDE, STD
 from chip.street import FINDER, FINDER_SIDE, FOUND
 

@@ -13,7 +13,7 @@ from chip.cores import Cores, CoreUse
 from load.processes import command_line, thread_cpu, tree_cpu
 
 _CHILD = "carpool.process.children"
-_RUNNER = "carpool.runner.runner_process"
+_RUNNER = "carpool.extensions.torch.runner_process"
 _THREADS = 6  # beside the first one, those that are busiest
 
 

@@ -17,8 +17,10 @@ import and no call.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 GROUP = "carpool.extensions"
@@ -91,6 +93,57 @@ class Columns(NamedTuple):
     bounds: tuple[float, ...] = ()
 
 
+@cache
+def importable(module: str) -> bool:
+    """Returns whether a module is installed. The answer is cached: each folder of a repository asks, and each
+    entry of sys.path is looked at."""
+    return importlib.util.find_spec(module) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendKind:
+    """Represents one backend.
+
+    `home` is a module with `load(config, version, placement)`, which makes an instance, and
+    `read_signature(config, version)`. It may have `describe`, `devices` and `device_names` as well, for what
+    the runtime settles itself (carpool.backends.backend). Empty: the name is known, but nothing runs it.
+    """
+
+    name: str
+    home: str
+    suffixes: tuple[str, ...] = ()  # of the files that it can run
+    at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
+    inside: str = ""  # the file to open where a model is a folder; else it has the folder's own name
+    gives_way: bool = False  # not installed: files of other backends are taken, as if these were not there
+    needs_file: bool = True
+    platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
+    package: str = ""  # that has to be installed; profiles belong to one version of it
+    imports: str = ""  # what is imported of it: looked for, without importing it, before anything else
+    extra: str = ""  # of Carpool, with which pip installs it
+    process: Literal["engine", "worker", "runner"] = "engine"
+    """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
+    on_gpus: bool = False  # runs on nothing else
+    threaded: bool = False  # runs on as many threads as it is given
+    in_pieces: bool = True  # False: is called with every batch as it was formed, also where less is faster
+    reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
+    gives_defaults: bool = False  # an optional input needs a default in the model file
+    values_on_device: bool = False
+    """It can make values of a picture's bytes, and boxes of outputs, on its device: `home` has
+    `fill_pictures`, `decodes_pictures` and `kept_boxes` (extensions/torch/pytorch.py)."""
+    pictures_on_device: bool = False  # can take encoded pictures
+    parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
+    table: bool = False  # its table in model.toml says that the model is for it
+    extension: str = ""  # the name of the extension that it asks for, if any
+
+    def missing(self) -> str:
+        """Returns a sentence where its package is not installed, else nothing. This is cheap: nothing is
+        imported."""
+        if not self.imports or importable(self.imports):
+            return ""
+        told = f"'carpool[{self.extra}]'" if self.extra else self.package
+        return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """Describes one extension as data, so that it can be known without importing its folder.
@@ -119,9 +172,20 @@ class Extension:
     fields: tuple[str, ...] = ()  # of `ModelConfig`, which ask for it where they are set
     known_inputs: tuple[str, ...] = ()  # names of inputs; a model file that has one of them asks for it
     serving: str = ""  # place of a `ServingPart` (engine/models/serving_part.py)
+    kinds: tuple[BackendKind, ...] = ()
+    """The backends that it brings. Where it is not installed, no model names them."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """By a backend's name, the module that runs models which ask for this extension, in place of that of the
+    backend."""
     model_process: str = ""
     """Place of `make(settings, restarted, stall_changed, zygote) -> ModelProcess` (engine/models/runtime.py):
     the process beside the engine, of which a server has one."""
+    zygote: str = ""
+    """Place of `begin(settings) -> Child | None`: what the engine starts before it imports anything else,
+    where a model is loaded at the start that runs in that process. `make` gets it."""
+    hosted: str = ""
+    """Place of what loads and runs its models in that process: `HOSTED`, in the form that the extension with
+    the process defines."""
     compiled: str = ""
     """Place of `find(config, version, kept_as, profiles) -> Compiled | None` (engine/loading/loading.py)."""
     instance: str = ""
@@ -147,5 +211,9 @@ class Extension:
 
     def part(self, place: str) -> Any:
         """Returns the object at `module:name`, whose module is imported now."""
-        module, _, name = place.partition(":")
-        return getattr(importlib.import_module(f"{self.home or f'{GROUP}.{self.name}'}.{module}"), name)
+        module, _, name = self.whole(place).partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def whole(self, place: str) -> str:
+        """Returns the place with the whole name of its module, for a process that does not know manifests."""
+        return f"{self.home or f'{GROUP}.{self.name}'}.{place}"

@@ -12,9 +12,9 @@ from backends import onnx_models
 from backends.tensorflow_models import saved
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.config.backend_kinds import installed
 from carpool.config.model import FakeSettings, ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
+from carpool.extension import importable
 
 # The head of a Python model with one input and one output.
 X_TO_Y = 'INPUTS = {"x": ("FP32", [3])}\nOUTPUTS = {"y": ("FP32", [3])}\n'
@@ -196,7 +196,7 @@ CASES = (
         computes=False,
     ),
 )
-if installed("tensorflow"):  # as in the environment of `make engines`
+if importable("tensorflow"):  # as in the environment of `make engines`
     CASES += (
         Case(
             "tensorflow",

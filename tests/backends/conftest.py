@@ -11,15 +11,15 @@ import pytest
 from backends.cases import X_TO_Y, load_python
 from carpool.backends import Backend
 from carpool.backends.python.python_backend import PythonBackend
-from carpool.config.backend_kinds import installed
+from carpool.extension import importable
 
 
 @pytest.fixture(autouse=True)
 def looked_for_anew() -> Iterator[None]:
     """What is installed is remembered, and tests pretend that it changes."""
-    installed.cache_clear()
+    importable.cache_clear()
     yield
-    installed.cache_clear()
+    importable.cache_clear()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import outside
 from carpool import backends
-from carpool.config.backend_kinds import BackendKind, kind_of, kinds
+from carpool.config.backend_kinds import BackendKind, kind_of, kinds, module_of
 from carpool.config.repository import find_models
 from carpool.errors import ConfigError, Unsupported
 
@@ -58,4 +58,4 @@ def test_an_entry_point_that_is_no_backend_is_told(installed: Path) -> None:
 def test_what_nobody_knows_runs_nothing() -> None:
     assert kind_of("caffe") == BackendKind(name="caffe", home="")
     with pytest.raises(Unsupported, match='no backend "caffe" yet; there are fake, litert, onnx_torch'):
-        kind_of("caffe").module()
+        module_of(kind_of("caffe"))

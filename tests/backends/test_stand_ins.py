@@ -13,9 +13,10 @@ from backends.cases import load, settings
 from carpool import backends
 from carpool.backends import Backend
 from carpool.backends.backend import Placement
-from carpool.config.backend_kinds import installed, kind_of
+from carpool.config.backend_kinds import kind_of
 from carpool.config.repository import ModelVersion, find_models
 from carpool.errors import ConfigError, ModelError, Unsupported
+from carpool.extension import importable
 
 Opened = Callable[[Backend], Backend]
 Install = Callable[..., None]
@@ -132,7 +133,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     def put(**modules: str) -> None:
         for name, code in modules.items():
             (site / f"{name}.py").write_text(textwrap.dedent(code))
-        installed.cache_clear()
+        importable.cache_clear()
 
     return put
 

@@ -25,10 +25,10 @@ from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_tr
 from carpool.backends.torch.line_reader import LineReader
 from carpool.backends.torch.text_network import line_network, read_line_reader, read_trocr
 from carpool.backends.torch.torch_decoder import DecoderForm, TorchDecoder
-from carpool.backends.torch.torch_device import Device
 from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.errors import ConfigError, InvalidInput, ModelError
 from carpool.extensions.text.stepper import ModelPart
+from carpool.extensions.torch.torch_device import Device
 from later import later
 
 TOOLS = Path(__file__).parents[2] / "tools" / "reader"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from carpool.backends.torch.text_network import read_trocr
-from carpool.backends.torch.torch_device import Device
 from carpool.backends.torch.torch_stepper import TorchStepper
+from carpool.extensions.torch.torch_device import Device
 from conformance import trocr_models
 
 INSTALLED = os.environ.get(trocr_models.VARIABLE)

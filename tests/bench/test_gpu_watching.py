@@ -20,7 +20,7 @@ from chip.cores import divide
 from chip.watching import Seen, Watch, busiest, roles
 
 CHILD = ["python", "-P", "-m", "carpool.process.children"]
-RUNNER = ["python", "-P", "-m", "carpool.runner.runner_process", "7"]
+RUNNER = ["python", "-P", "-m", "carpool.extensions.torch.runner_process", "7"]
 
 
 def test_processes_are_known_by_how_they_were_started() -> None:
@@ -81,7 +81,7 @@ def pretended(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_runner_is_seen_at_work() -> None:
-    with pretended("carpool.runner.runner_process") as runner:
+    with pretended("carpool.extensions.torch.runner_process") as runner:
         watch = Watch(runner.pid, divide(os.sched_getaffinity(0), "0"))
         assert runner.stdout is not None
         assert runner.stdout.readline() == "up\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from backends import onnx_models
-from backends import torch_models as tm
-from carpool.cli.serve_command import _find, _needs_runner
+from carpool.cli.serve_command import _find, _started_first
 from carpool.config.server import ServerSettings
+from extensions.torch import torch_models as tm
 
 
 def write_onnx(file: Path) -> None:
@@ -32,4 +32,4 @@ def test_it_is_begun_for_models_that_run_in_the_runner(
     else:
         tm.folder(tmp_path, "", {"model.onnx": write_onnx})
     sources, _ = _find([tmp_path], settings)
-    assert _needs_runner(sources, settings) is needed
+    assert bool(_started_first(sources, settings)) is needed

@@ -81,7 +81,7 @@ def test_a_lite_file_too(tmp_path: Path) -> None:
 
 def test_a_network_of_torch_that_normalises_over_the_batch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    quiet = pytest.importorskip("backends.torch_models").quiet
+    quiet = pytest.importorskip("extensions.torch.torch_models").quiet
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self, *, over_batch: bool) -> None:

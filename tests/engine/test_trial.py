@@ -40,7 +40,7 @@ def test_litert_gets_no_second_softmax(softmax: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("softmax", "expected"), [(True, "none"), (False, "softmax")])
 def test_torchscript_and_openvino_too(softmax: bool, expected: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    quiet = pytest.importorskip("backends.torch_models").quiet
+    quiet = pytest.importorskip("extensions.torch.torch_models").quiet
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x: object) -> object:
@@ -59,7 +59,7 @@ def test_torchscript_and_openvino_too(softmax: bool, expected: str, tmp_path: Pa
 
 def test_torchscript_says_that_a_size_is_enough(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    quiet = pytest.importorskip("backends.torch_models").quiet
+    quiet = pytest.importorskip("extensions.torch.torch_models").quiet
     from carpool.errors import ConfigError
 
     file = tmp_path / "m.pt"

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from extensions.torch.test_live_runner import runner_pids
 from frontend.picture_models import BLUE, GREEN, RED, picture
 from live.server import Live, serving
 from live.test_device_pictures import NETWORK, SETTINGS
-from live.test_runner import runner_pids
 from waiting import until
 
 pytestmark = pytest.mark.conformance

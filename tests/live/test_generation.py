@@ -25,6 +25,7 @@ pytest.importorskip("torch")
 
 from carpool.demo import text_model
 from carpool.extensions.text.fake_stepper import fake_text
+from carpool.extensions.torch.zygote_start import RUNNER_MODULE
 from carpool.wire.event_lines import EventReader
 from frontend.http.harness import Response, post
 from live.server import NEEDS_CURL, Live, command, descendants, is_alive, serving
@@ -177,7 +178,7 @@ DOORS = {
 
 def runner_pids(server: Live) -> list[int]:
     below = descendants(server.pid)
-    return [pid for pid in below if "carpool.runner.runner_process" in command(pid) and is_alive(pid)]
+    return [pid for pid in below if RUNNER_MODULE in command(pid) and is_alive(pid)]
 
 
 def test_a_picture_of_a_line_is_read(server: Live) -> None:

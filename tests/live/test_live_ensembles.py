@@ -14,10 +14,10 @@ import tritonclient.http
 
 from engine import ensembles
 from engine.test_ensembles import omitting
+from extensions.torch.test_live_runner import runner_pids, write_model
 from frontend.http.harness import Response
 from live.server import PATIENCE_S, Live, infer_path, is_alive, json_request, outputs_of, serving
 from live.test_faults import in_background
-from live.test_runner import runner_pids, write_model
 from waiting import until
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)

@@ -11,13 +11,13 @@ import pytest
 
 import carpool.demo
 from backends import onnx_models
+from extensions.torch.test_live_runner import runner_pids, write_model
 from later import later
 from live.server import Live, infer_path, json_request, outputs_of, serving
 from live.test_faults import ask
 from live.test_grpc import ask as ask_over_grpc
 from live.test_grpc import client as grpc_client
 from live.test_pictures import plainly
-from live.test_runner import runner_pids, write_model
 from measures import LINES_UNSAID, LOADED, file_of
 from test_shape import is_of_the_lab
 
@@ -76,7 +76,7 @@ def test_no_process_of_a_server_has_loaded_what_no_request_passes(tmp_path: Path
         for role, (pid, own) in processes(server).items():
             loaded = noted.by(pid)
             if role != "supervisor":  # it was forked, with all that its zygote has loaded
-                named = "carpool.runner.zygote" if role == "runner" else "carpool.process.children"
+                named = "carpool.extensions.torch.zygote" if role == "runner" else "carpool.process.children"
                 loaded = loaded.union(*(one for one in noted.each() if named in one))
             assert own in loaded, role
             wrong = {name for name in loaded if is_of_the_lab(name) or name.startswith(ELSEWHERE)}
@@ -112,5 +112,5 @@ def processes(server: Live) -> dict[str, tuple[int, str]]:
         "engine": (server.engine_pid, "carpool.engine.run.driver"),
         "http": (http, "carpool.frontend.http.protocol"),
         "grpc": (grpc, "carpool.frontend.grpc.h2_connection"),
-        "runner": (runner_pids(server)[0], "carpool.runner.runner_process"),
+        "runner": (runner_pids(server)[0], "carpool.extensions.torch.runner_process"),
     }

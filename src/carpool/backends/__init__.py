@@ -98,16 +98,20 @@ def _kind(config: ModelConfig) -> BackendKind:
 
 
 def _home_of(config: ModelConfig) -> Any:
+    from carpool.config.backend_kinds import module_of
+
     kind = _kind(config)
-    return kind.module() if kind.home else None
+    return module_of(kind) if kind.home else None
 
 
 def _home(config: ModelConfig, version: ModelVersion) -> Loader:
+    from carpool.config.backend_kinds import module_of
+
     kind = _kind(config)
     if missing := kind.missing():
         raise Unsupported(f"{config.name}: {missing}")
     try:
-        home = kind.module()
+        home = module_of(kind)
     except Unsupported as error:
         raise Unsupported(f"{config.name}: {error.message}") from None
     if version.file is not None and not version.file.is_file():

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from carpool.link.door import Catalog, LoadingStep
 
 _ENGINE = "carpool.process.start:engine"
-_ZYGOTE = "carpool.engine.loading.zygote_start:begin_zygote"
 _HTTP = "carpool.process.front_ends:http"
 _GRPC = "carpool.process.front_ends:grpc"
 _HTTP_IMPORTS = ("carpool.frontend.http.app",)
@@ -168,7 +167,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
             FrontendKind("http", _HTTP, settings.frontends, ports, _HTTP_IMPORTS),
             FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, _GRPC_IMPORTS),
         ],
-        begin=_ZYGOTE if _needs_runner(sources, settings) else "",
+        begin=_started_first(sources, settings),
         ready=screen.show,
         loading=screen.progress.step,
     )
@@ -191,12 +190,16 @@ def _begun(settings: ServerSettings) -> ServerSettings:
     return settings
 
 
-def _needs_runner(sources: Sequence[ModelSource], settings: ServerSettings) -> bool:
-    """Returns whether a model is loaded at the start that runs in the runner."""
+def _started_first(sources: Sequence[ModelSource], settings: ServerSettings) -> str:
+    """Returns the place of what starts the process beside the engine, if a model runs there that is loaded at
+    the start; else nothing."""
     from carpool.config.backend_kinds import kind_of
+    from carpool.extensions import installed
 
     processes = {kind_of(source.config.backend).process for source in sources if source.config.backend}
-    return not settings.on_demand and "runner" in processes
+    if settings.on_demand or "runner" not in processes:
+        return ""
+    return next((one.whole(one.zygote) for one in installed().values() if one.zygote), "")
 
 
 def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:

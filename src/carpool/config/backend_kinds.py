@@ -8,76 +8,18 @@ BackendKind of the entry point's name: docs/python.md.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Literal
+from typing import Any
 
+from carpool import extensions
 from carpool.errors import ConfigError, Unsupported
+from carpool.extension import BackendKind
+
+__all__ = ["BackendKind", "backend_of_platform", "files_of", "home_of", "kind_of", "kinds", "module_of"]
 
 GROUP = "carpool.backends"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendKind:
-    """Represents one backend.
-
-    `home` is a module with `load(config, version, placement)`, which makes an instance, and
-    `read_signature(config, version)`. It may have `describe`, `devices` and `device_names` as well, for what
-    the runtime settles itself (carpool.backends.backend). Empty: the name is known, but nothing runs it.
-    """
-
-    name: str
-    home: str
-    suffixes: tuple[str, ...] = ()  # of the files that it can run
-    at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
-    inside: str = ""  # the file to open where a model is a folder; else it has the folder's own name
-    gives_way: bool = False  # not installed: files of other backends are taken, as if these were not there
-    needs_file: bool = True
-    platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
-    package: str = ""  # that has to be installed; profiles belong to one version of it
-    imports: str = ""  # what is imported of it: looked for, without importing it, before anything else
-    extra: str = ""  # of Carpool, with which pip installs it
-    process: Literal["engine", "worker", "runner"] = "engine"
-    """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
-    on_gpus: bool = False  # runs on nothing else
-    threaded: bool = False  # runs on as many threads as it is given
-    in_pieces: bool = True  # False: is called with every batch as it was formed, also where less is faster
-    reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
-    gives_defaults: bool = False  # an optional input needs a default in the model file
-    values_on_device: bool = False
-    """It can make values of a picture's bytes, and boxes of outputs, on its device: `home` has
-    `fill_pictures`, `decodes_pictures` and `kept_boxes` (backends/torch/pytorch.py)."""
-    pictures_on_device: bool = False  # can take encoded pictures
-    parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
-    table: bool = False  # its table in model.toml says that the model is for it
-    extension: str = ""  # the name of the extension that it asks for, if any
-    homes: Mapping[str, str] = field(default_factory=dict)
-    """By an extension's name, the module that runs models which ask for it, where that is not `home`."""
-
-    def missing(self) -> str:
-        """Returns a sentence where its package is not installed, else nothing. This is cheap: nothing is
-        imported."""
-        if not self.imports or installed(self.imports):
-            return ""
-        told = f"'carpool[{self.extra}]'" if self.extra else self.package
-        return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
-
-    def module(self, extension: str = "") -> Any:
-        """Returns the code, imported now: of models that ask for this extension, if they have a module of
-        their own."""
-        if not self.home:
-            served = ", ".join(sorted(kind.name for kind in kinds().values() if kind.home))
-            raise Unsupported(f'there is no backend "{self.name}" yet; there are {served}')
-        return importlib.import_module(self.homes.get(extension, self.home))
-
-
-@cache
-def installed(module: str) -> bool:
-    """Remembered: every folder of a repository asks, and every entry of sys.path is looked at."""
-    return importlib.util.find_spec(module) is not None
 
 
 _BUILT_IN = (
@@ -92,39 +34,6 @@ _BUILT_IN = (
         threaded=True,
         gives_defaults=True,
         parameters=("intra_op_thread_count", "inter_op_thread_count"),
-    ),
-    BackendKind(
-        name="pytorch",
-        home="carpool.backends.torch.pytorch",
-        suffixes=(".pt", ".pt2", ".torchscript", ".py", ".pth", ".safetensors"),
-        at_home=(".pt", ".pt2", ".torchscript"),
-        platforms=("pytorch_libtorch", "torch_aoti"),
-        package="torch",
-        imports="torch",
-        extra="torch",
-        process="runner",
-        threaded=True,
-        reshapes=False,
-        values_on_device=True,
-        pictures_on_device=True,
-        parameters=(),
-        extension="torch",
-        table=True,
-    ),
-    BackendKind(
-        name="onnx_torch",
-        home="carpool.backends.torch.pytorch",
-        suffixes=(".onnx",),
-        package="onnx",
-        imports="onnx",
-        extra="onnx-torch",
-        process="runner",
-        threaded=True,
-        reshapes=False,
-        values_on_device=True,
-        pictures_on_device=True,
-        parameters=(),
-        extension="torch",
     ),
     BackendKind(
         name="openvino",
@@ -201,7 +110,6 @@ _BUILT_IN = (
         in_pieces=False,
         reshapes=False,
         pictures_on_device=True,
-        homes={"text": "carpool.extensions.text.fake_stepper"},
         table=True,
     ),
 )
@@ -211,7 +119,9 @@ _BUILT_IN = (
 def kinds() -> Mapping[str, BackendKind]:
     """Returns all of them by name: those of this package first, then those of others, which can replace
     none."""
-    found = {kind.name: kind for kind in _BUILT_IN}
+    usual, *others = _BUILT_IN
+    of_extensions = [kind for one in extensions.installed().values() for kind in one.kinds]
+    found = {kind.name: kind for kind in (usual, *of_extensions, *others)}
     for point in entry_points(group=GROUP):
         try:
             kind = point.load()
@@ -231,6 +141,18 @@ def kinds() -> Mapping[str, BackendKind]:
 def kind_of(backend: str | None) -> BackendKind:
     """Returns what is known of a backend; an unknown one runs nothing."""
     return kinds().get(backend or "") or BackendKind(name=backend or "", home="")
+
+
+def module_of(kind: BackendKind, extension: str = "") -> Any:
+    """Returns the code of a backend, imported now: for models that ask for this extension, its own module
+    where it has one."""
+    if not kind.home:
+        served = ", ".join(sorted(one.name for one in kinds().values() if one.home))
+        raise Unsupported(f'there is no backend "{kind.name}" yet; there are {served}')
+    own = extensions.installed()[extension] if extension else None
+    if own is not None and kind.name in own.homes:
+        return importlib.import_module(own.whole(own.homes[kind.name]))
+    return importlib.import_module(kind.home)
 
 
 def files_of(backend: str | None) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from carpool.extension import (
     GROUP,
     PREPARE,
     USE,
+    BackendKind,
     Columns,
     Extension,
     HttpRoute,
@@ -155,6 +156,40 @@ _WATCH_VERB = Verb(
     "Send frames of videos and cameras to a running server; a newer frame replaces a waiting one.",
 )
 
+_PYTORCH = BackendKind(
+    name="pytorch",
+    home="carpool.extensions.torch.pytorch",
+    suffixes=(".pt", ".pt2", ".torchscript", ".py", ".pth", ".safetensors"),
+    at_home=(".pt", ".pt2", ".torchscript"),
+    platforms=("pytorch_libtorch", "torch_aoti"),
+    package="torch",
+    imports="torch",
+    extra="torch",
+    process="runner",
+    threaded=True,
+    reshapes=False,
+    values_on_device=True,
+    pictures_on_device=True,
+    parameters=(),
+    extension="torch",
+    table=True,
+)
+_ONNX_TORCH = BackendKind(
+    name="onnx_torch",
+    home="carpool.extensions.torch.pytorch",
+    suffixes=(".onnx",),
+    package="onnx",
+    imports="onnx",
+    extra="onnx-torch",
+    process="runner",
+    threaded=True,
+    reshapes=False,
+    values_on_device=True,
+    pictures_on_device=True,
+    parameters=(),
+    extension="torch",
+)
+
 BUILT_IN: tuple[Extension, ...] = (
     Extension(
         name="cache",
@@ -271,6 +306,7 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     ),
     Extension(
         name="text",
+        needs=("torch",),
         owns=("generate", "encoder", "decoder", "ttft_ms", "per_token_ms"),
         settings="settings_reader:PART",
         meets={
@@ -278,6 +314,8 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
             "registry.candidate": f"{_WRITES}, whose responses are not compared",
         },
         serving="engine:SERVING",
+        homes={"pytorch": "torch_home", "fake": "fake_stepper"},
+        hosted="runner_text:HOSTED",
         routes=(_TEXT, _OPENAI),
     ),
     Extension(
@@ -302,7 +340,9 @@ carpool_registry_age_seconds  gauge    server  age:heard   Time since the last r
         verbs={"compile": _COMPILE_VERB},
         serving="engine:SERVING",
         compiled="found_compiled:found_compiled",
+        kinds=(_PYTORCH, _ONNX_TORCH),
         model_process="process:make_process",
+        zygote="zygote_start:begin_zygote",
     ),
     Extension(
         name="inputs",

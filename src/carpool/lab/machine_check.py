@@ -20,12 +20,13 @@ from pathlib import Path
 
 from carpool import __version__, extensions
 from carpool.compiling import form, other_form
-from carpool.config.backend_kinds import BackendKind, installed, kinds
+from carpool.config.backend_kinds import BackendKind, kinds
 from carpool.config.control_groups import memory_limit
 from carpool.config.server import ServerSettings, server_settings
 from carpool.config.usable_cores import usable_cores
 from carpool.engine.profile.hardware import gpu_count, hardware
 from carpool.errors import CarpoolError
+from carpool.extension import importable
 
 _IMPORT_S = 60.0
 _ENOUGH_DESCRIPTORS = 4096
@@ -120,7 +121,7 @@ def _engines() -> list[Finding]:
 
 
 def _engine(kind: BackendKind) -> Finding:
-    if not installed(kind.imports):
+    if not importable(kind.imports):
         return Finding("engines", kind.name, State.ABSENT, "is not installed", _how_to_get(kind))
     try:
         found = version(kind.package)
@@ -169,7 +170,7 @@ def _devices() -> Iterator[Finding]:
     yield Finding("devices", "memory", State.FINE, _gigabytes(memory) + says)
     gpus = ", ".join(machine.gpus) or (f"{gpu_count()} GPUs" if gpu_count() else "")
     yield Finding("devices", "GPUs", State.FINE if gpus else State.ABSENT, gpus or "none was found")
-    if gpus and not installed("pynvml"):
+    if gpus and not importable("pynvml"):
         advice = "pip install 'carpool[gpu-metrics]'"
         yield Finding("devices", "GPU metrics", State.NOTE, "the metrics nv_gpu_* need nvidia-ml-py", advice)
 

@@ -16,6 +16,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import ModelError, Unavailable
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
+from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
@@ -25,7 +26,6 @@ from carpool.memory.layout import FILE_AT, find_file, write_file
 from carpool.memory.picture_leases import KEPT, KEPT_FILE, NO_ROOM, LeaseSeen, crops_in, read_cuts
 from carpool.observe import columns
 from carpool.observe.counters import Table, table_bytes
-from carpool.runner.picture_slots import PictureSlots
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision import crops
 from carpool.vision.decode import Decoded, decode

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from carpool.backends.torch.torch_device import Device, Program
 from carpool.errors import InvalidInput
 from carpool.extensions.text.stepper import AHEAD
+from carpool.extensions.torch.torch_device import Device, Program
 from carpool.types import Array
 
 _ADMITTED = 32  # answers that are taken in at once, at most

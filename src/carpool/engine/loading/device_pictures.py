@@ -12,7 +12,7 @@ import numpy as np
 
 from carpool.backends.backend import Filling, FillPictures, Finish, PictureForm, PlacedRectangle
 from carpool.config.asked_extensions import asked_extensions
-from carpool.config.backend_kinds import kind_of
+from carpool.config.backend_kinds import kind_of, module_of
 from carpool.config.model import (
     DYNAMIC,
     KEPT,
@@ -44,7 +44,7 @@ def with_boxes(
     scale = (float(width), float(height)) if table.normalized else (1.0, 1.0)
     assert table.format is not None
     form = (table.format, sources, OUTPUT, table.score, table.iou, table.per_class, table.max_detections)
-    finish = kind_of(config.backend).module().kept_boxes(*form, scale)
+    finish = module_of(kind_of(config.backend)).kept_boxes(*form, scale)
     shape = (table.max_detections, 6)
     spec = TensorSpec(OUTPUT, Datatype.FP32, shape)
     config = replace(config, outputs=(*config.outputs, TensorConfig(OUTPUT, Datatype.FP32.value, shape)))
@@ -94,7 +94,7 @@ def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) 
 
 
 def _chip_decodes(config: ModelConfig) -> bool:
-    return on_a_gpu(config) and bool(kind_of(config.backend).module().decodes_pictures())
+    return on_a_gpu(config) and bool(module_of(kind_of(config.backend)).decodes_pictures())
 
 
 def on_a_gpu(config: ModelConfig) -> bool:
@@ -129,7 +129,7 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
         return _placed(picture_width, picture_height, form.size, settings)
 
     def fill(device: Any) -> FillPictures:
-        home = kind_of(config.backend).module()
+        home = module_of(kind_of(config.backend))
         return cast(FillPictures, home.fill_pictures(device, wanted, place_one, _pixels))
 
     return fill

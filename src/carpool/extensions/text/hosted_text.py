@@ -6,9 +6,9 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from carpool.engine.loading.hosted_model import HostedInstance, InRunner, Wire
 from carpool.engine.run.batch import Work
 from carpool.extensions.text.text_records import ASKED, LEAVE, WRITE, TextEventReader
+from carpool.extensions.torch.hosted_model import HostedInstance, InRunner, Wire
 from carpool.link import records
 from carpool.link.records import ProtocolError
 from carpool.observe.logs import logger

@@ -10,13 +10,14 @@ from carpool.core.curve import BatchCurve
 from carpool.engine.loading.loading import Ready
 from carpool.errors import CarpoolError, ModelError
 from carpool.extensions.text.stepper import TextInstance
-from carpool.extensions.text.text_loading import promise_of
+from carpool.extensions.text.text_loading import TextLoading, promise_of
 from carpool.extensions.text.text_loop import TextLoop
 from carpool.extensions.text.text_records import ASKED, LEAVE, WRITE, Event, Failed, write_events
 from carpool.extensions.text.text_scheduler import TextScheduler
+from carpool.extensions.torch.hosted_part import HostedPart
+from carpool.extensions.torch.runner_instance import Arenas, EngineSocket
 from carpool.link import records
 from carpool.link.door import ModelEntry
-from carpool.runner.runner_instance import Arenas, EngineSocket
 from carpool.types import Array
 
 
@@ -100,3 +101,6 @@ class RunnerText(EngineSocket):
 
 def _as_it_is(_inputs: Mapping[str, Array]) -> None:
     """Nothing to keep: a picture is copied once."""
+
+
+HOSTED = HostedPart(TextLoading, RunnerText)

@@ -12,7 +12,7 @@ from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.config.backend_kinds import kind_of
+from carpool.config.backend_kinds import kind_of, module_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
@@ -62,7 +62,7 @@ class TextLoading:
         kind = kind_of(self.config.backend)
         if missing := kind.missing():
             raise Unsupported(f"{self.config.name}: {missing}")
-        config = cast(TextHome, kind.module("text")).describe_text(self.config, self._version)
+        config = cast(TextHome, module_of(kind, "text")).describe_text(self.config, self._version)
         self.config, self._signature, self._vision, _ = settle(config, signature_of(config), {})
         devices = backends.devices(self.config)
         self._gpus = places(self.config, devices) if devices else ()
@@ -104,7 +104,7 @@ class TextLoading:
         tell: ReportStep,
         part: ModelPart = ModelPart.WHOLE,
     ) -> Stepper:
-        home = cast(TextHome, kind_of(config.backend).module("text"))
+        home = cast(TextHome, module_of(kind_of(config.backend), "text"))
         threads = self.threads or backends.default_threads(count, usable_cores())
         placement = Placement(index, threads, gpu, tell=tell)
         return home.load_text(config, self._version, placement, part)

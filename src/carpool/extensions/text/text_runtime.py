@@ -12,7 +12,6 @@ from typing import Any
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY
-from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Ready
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
 from carpool.engine.models.served import Served, VersionState
@@ -22,6 +21,7 @@ from carpool.extensions.text.text_driver import LocalText, TextDriver, Writes
 from carpool.extensions.text.text_loading import TextLoading, pools_of, promise_of
 from carpool.extensions.text.text_records import Worked
 from carpool.extensions.text.text_scheduler import TextScheduler
+from carpool.extensions.torch.hosted_model import HostedInstance
 from carpool.observe import columns
 from carpool.types import StepTiming
 

@@ -26,8 +26,8 @@ class CompileVerb:
     out: Path | None = o.option(None, "Folder for the file. Default: the folder of the model's version.")
 
     def run(self) -> None:
+        from carpool.extensions.torch.compiled_model import compile_model
         from carpool.lab.batch_profile import ProfileQuestion, the_model
-        from carpool.lab.compiled_model import compile_model
 
         source = the_model(ProfileQuestion(self.model, self.name))
         with show.status("reading the model") as tell:

@@ -1,6 +1,6 @@
 """A model that serves with plain programs is compiled behind its traffic, one batch size after the other.
 
-Processes of their own do the compiling (`runner/compiler_process.py`); the runner then adopts a size within
+Processes of their own do the compiling (`compiler_process.py`); the runner then adopts a size within
 seconds, compares its answers with the plain ones, and times both. The scheduler plans with the new time from
 the next batch on. The sizes that most images run in come first."""
 
@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 
 from carpool.backends.backend import CompiledSize
 from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
-from carpool.engine.loading.hosted_model import HostedLoading, SavedArtifacts
-from carpool.engine.profile.compiled_file import compiled_point, write_compiled
 from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Profile
-from carpool.engine.profile.shared_artifacts import artifacts_of, keep_few
 from carpool.errors import CarpoolError
+from carpool.extensions.torch.compiled_file import compiled_point, write_compiled
+from carpool.extensions.torch.hosted_model import HostedLoading, SavedArtifacts
+from carpool.extensions.torch.shared_artifacts import artifacts_of, keep_few
 from carpool.observe import columns
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
-    from carpool.engine.loading.runner_client import Compiler
     from carpool.engine.models.batch_runtime import BatchRuntime
     from carpool.engine.models.served import Served
+    from carpool.extensions.torch.runner_client import Compiler
 
 _log = logger("engine")
 _MOST_AT_ONCE = 3

@@ -7,16 +7,16 @@ from functools import partial
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.profile.compiled_file import (
+from carpool.engine.profile.model_profile import Key, Profile, ProfileStore
+from carpool.errors import CarpoolError
+from carpool.extensions.torch.compiled_file import (
     CompiledFile,
     compiled_key,
     find_compiled,
     load_artifacts,
     name_of,
 )
-from carpool.engine.profile.model_profile import Key, Profile, ProfileStore
-from carpool.engine.profile.shared_artifacts import artifacts_of
-from carpool.errors import CarpoolError
+from carpool.extensions.torch.shared_artifacts import artifacts_of
 from carpool.observe.logs import logger
 
 _log = logger("engine")

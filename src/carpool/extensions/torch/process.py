@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from carpool.engine.loading.runner_client import Runner
+from carpool.extensions.torch.runner_client import Runner
 
 make_process = Runner

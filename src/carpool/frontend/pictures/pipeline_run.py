@@ -36,10 +36,10 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, prefixed, without_stack
+from carpool.extensions.pipelines.device_picture import DevicePicture
 from carpool.extensions.pipelines.settings import WITHOUT
 from carpool.frontend.pictures.cascade_audit import count
 from carpool.frontend.pictures.cascade_steps import STEP
-from carpool.frontend.pictures.device_picture import DevicePicture
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
 from carpool.frontend.pictures.run_steps import (
     RequestHears,
