@@ -43,7 +43,7 @@ MAX_BATCH, HOLD_MS = 8, 5.0  # what `carpool plan` says for this promise, and a 
 THREADS = os.cpu_count() or 1
 CLIENTS = 16  # of the closed loop: two full batches
 _HERE = Path(__file__).parent
-_KNOBS = f"[batching]\nmax_delay_ms = {HOLD_MS:g}\n"
+_FIXED = f"[batching]\nmax_delay_ms = {HOLD_MS:g}\n"
 _BOUND = f"timeout_ms = {SLO_MS / 2:g}\ntimeout_action = 'reject'\n"
 _THREADS = f"[onnxruntime]\nintra_op_threads = {THREADS}\n"
 
@@ -103,13 +103,13 @@ class Contest:
         self._turns = 0
 
     def contenders(self) -> list[Contender]:
-        knobs = f"max batch {MAX_BATCH}, held back {HOLD_MS:g} ms, 1 × {THREADS} threads"
+        fixed = f"max batch {MAX_BATCH}, held back {HOLD_MS:g} ms, 1 × {THREADS} threads"
         bounded = f"the same, and nobody waits over {SLO_MS / 2:g} ms"
         found = [
             Contender("promise", f"slo_ms = {SLO_MS:g}", lambda f: self._ours(f, f"slo_ms = {SLO_MS:g}")),
-            Contender("knobs", knobs, lambda f: self._ours(f, "instances = 1", _KNOBS, _THREADS)),
+            Contender("knobs", fixed, lambda f: self._ours(f, "instances = 1", _FIXED, _THREADS)),
             Contender(
-                "knobs, bounded", bounded, lambda f: self._ours(f, "instances = 1", _KNOBS + _BOUND, _THREADS)
+                "knobs, bounded", bounded, lambda f: self._ours(f, "instances = 1", _FIXED + _BOUND, _THREADS)
             ),
         ]
         if setup.vision_python(self._peers_dir).exists():

@@ -42,7 +42,7 @@ import numpy as np
 from PIL import Image
 
 import carpool
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.errors import CarpoolError
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Scenario, measure
@@ -341,7 +341,7 @@ def cpu(rounds: int, requests: int) -> dict[str, float]:
 def simulated(mode: str, rate: float, steps: Sequence[StepPlan]) -> float | None:
     if mode == "by hand":
         return None
-    settings = Promise(SLO, MAX_BATCH) if mode == "promise" else Knobs(MAX_BATCH, max_delay=DELAY)
+    settings = Promise(SLO, MAX_BATCH) if mode == "promise" else FixedBatching(MAX_BATCH, max_delay=DELAY)
     scenario = Scenario(
         steps[0].curve, SLO, settings, rate, seconds=60.0, noise=0.0, stall_share=0.0, steps=tuple(steps)
     )

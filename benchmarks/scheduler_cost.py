@@ -18,7 +18,7 @@ from time import process_time
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
-from carpool.core.objectives import Knobs, Promise, QueueLimits
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.simulation import Device, Simulation
@@ -112,19 +112,19 @@ def promise_with_lanes(seconds: float) -> Case:
     return record(lambda: Scheduler(CURVE, Promise(SLO, 64)), arrivals)
 
 
-def knobs_with_a_queue(seconds: float, limits: QueueLimits | None = None) -> Case:
+def fixed_with_a_queue(seconds: float, limits: QueueLimits | None = None) -> Case:
     """As many arrive while a batch of 32 runs as it holds, behind 300 that were there before."""
     queued, batch = 300, 32
     takes = CURVE.times[batch]
     arrivals = [Arrival(0.0) for _ in range(queued + batch)]
     arrivals += [Arrival(number * takes / batch) for number in range(1, int(seconds * batch / takes))]
-    knobs = Knobs(batch, preferred=(8, 16, 32), max_delay=0.005, limits=limits or QueueLimits())
-    return record(lambda: Scheduler(CURVE, knobs), arrivals)
+    fixed = FixedBatching(batch, preferred=(8, 16, 32), max_delay=0.005, limits=limits or QueueLimits())
+    return record(lambda: Scheduler(CURVE, fixed), arrivals)
 
 
-def knobs_with_a_timeout(seconds: float) -> Case:
+def fixed_with_a_timeout(seconds: float) -> Case:
     """Triton does not form batches ahead of time when the queue has limits; nor does Carpool."""
-    return knobs_with_a_queue(seconds, QueueLimits(timeout=30.0))
+    return fixed_with_a_queue(seconds, QueueLimits(timeout=30.0))
 
 
 def simulated_minute() -> float:
@@ -156,8 +156,8 @@ def measure(quick: bool) -> list[Row]:
     rows = [Row("calibration: one dict + attribute turn", median(loops), "ns", min(loops), "")]
     cases = {
         "promise at 3× load": (promise_at_3x, f"≤ {TARGET_US:g} µs"),
-        "knobs, 300 queued, batches of 32": (knobs_with_a_queue, f"≤ {TARGET_US:g} µs"),
-        "… and a queue timeout": (knobs_with_a_timeout, ""),
+        "knobs, 300 queued, batches of 32": (fixed_with_a_queue, f"≤ {TARGET_US:g} µs"),
+        "… and a queue timeout": (fixed_with_a_timeout, ""),
         "promise at 3×, 2 sources + priority": (promise_with_lanes, ""),
     }
     for name, (make, target) in cases.items():

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scaling import ScalingRule
 from carpool.lab import plots
 from carpool.lab.fleet_day import camera_day, fluid_day
@@ -58,7 +58,7 @@ def batch_curve() -> None:
 def over_load() -> None:
     """Goodput and latency over load, of the promise and of what other servers do."""
     scenario = Scenario(EXERCISE, 0.05, Promise(0.05, 64), rate=1.0)
-    entries = contenders(scenario, Knobs(64, max_delay=0.010))
+    entries = contenders(scenario, FixedBatching(64, max_delay=0.010))
     sweeps = {name: sweep(entry) for name, entry in entries.items()}
     with plots.figure(IMAGES / "goodput-over-load.png") as (axes,):
         plots.goodput(axes, sweeps)
@@ -92,7 +92,7 @@ def surge() -> None:
         instances=2,
         seconds=20,
     )
-    entries = contenders(scenario, Knobs(32, max_delay=0.010))
+    entries = contenders(scenario, FixedBatching(32, max_delay=0.010))
     bins = [width * number for number in range(int(seconds / width))]
     with plots.figure(IMAGES / "surge.png") as (axes,):
         for name in ("batch-1", "eager", "knobs", "promise"):

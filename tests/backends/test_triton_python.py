@@ -418,7 +418,7 @@ def test_a_model_completes_its_settings(tmp_path: Path) -> None:
     config = completed(tmp_path, "config.set_max_batch_size(4); config.set_dynamic_batching()")
     assert config.inputs == (TensorConfig("a", "FP32", (4,)), TensorConfig("b", "FP32", (4,)))
     assert config.outputs == (TensorConfig("c", "BYTES", (-1,)),)
-    assert (config.max_batch, config.mode) == (4, Mode.KNOBS)
+    assert (config.max_batch, config.mode) == (4, Mode.FIXED)
 
 
 def test_a_model_may_do_without_a_batch(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_compare_puts_four_side_by_side() -> None:
 
 
 @pytest.mark.conformance
-def test_knobs_mode_obeys_its_knobs() -> None:
+def test_fixed_mode_obeys_its_fixed() -> None:
     waiting = as_json("--mode", "knobs", "--rate", "50", "--max-delay-ms", "20")
     assert waiting["p50_ms"] > 15
     assert as_json("--mode", "knobs", "--rate", "50", "--max-delay-ms", "0")["p50_ms"] < 7

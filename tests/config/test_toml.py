@@ -31,7 +31,7 @@ from carpool.config.model import (
 )
 from carpool.config.table import every_key
 from carpool.config.toml import read_toml, toml_config
-from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.extensions.cache.settings import CacheSettings, cache_settings
 from later import many
@@ -149,7 +149,7 @@ def test_an_empty_file_is_eager() -> None:
     config = read("")
     assert config == ModelConfig(name="m", path=Path("models/m"))
     assert config.mode is Mode.EAGER
-    assert config.policy == Knobs(max_batch=1, across_shapes=True, max_queue=4096)
+    assert config.policy == FixedBatching(max_batch=1, across_shapes=True, max_queue=4096)
     assert pickle.loads(pickle.dumps(config)) == config
 
 
@@ -157,7 +157,7 @@ def test_empty_tables_take_the_defaults() -> None:
     config = read("[image]\n[detect]\n[fake]\n[batching]")
     assert (config.image, config.detect, config.fake) == (ImageSettings(), DetectSettings(), FakeSettings())
     assert config.backend == "fake"
-    assert config.mode is Mode.KNOBS
+    assert config.mode is Mode.FIXED
 
 
 def test_tasks() -> None:
@@ -202,7 +202,7 @@ def test_batching() -> None:
     [batching.level.1]
     timeout_ms = 10
     """)
-    assert config.policy == Knobs(
+    assert config.policy == FixedBatching(
         max_batch=32,
         preferred=(8, 16),
         max_delay=0.0025,
@@ -214,7 +214,7 @@ def test_batching() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_promise_and_knobs_must_be_chosen() -> None:
+def test_promise_and_fixed_must_be_chosen() -> None:
     assert "slo_ms and [batching] exclude each other" in refused("slo_ms = 50\n[batching]")
 
 

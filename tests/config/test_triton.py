@@ -17,7 +17,7 @@ from carpool.config.model import (
     TensorConfig,
 )
 from carpool.config.triton import pbtxt_config
-from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.extensions.cache.settings import CacheSettings
 
@@ -58,10 +58,10 @@ def read(text: str) -> ModelConfig:
     return pbtxt_config(text, PATH)[0]
 
 
-def knobs(text: str) -> Knobs:
+def fixed(text: str) -> FixedBatching:
     config = read("max_batch_size: 32 dynamic_batching {" + text + "}")
-    assert config.mode is Mode.KNOBS
-    assert isinstance(config.policy, Knobs)
+    assert config.mode is Mode.FIXED
+    assert isinstance(config.policy, FixedBatching)
     return config.policy
 
 
@@ -77,7 +77,9 @@ def test_a_classifier_for_tensorrt() -> None:
     assert (config.name, config.backend, config.max_batch) == ("resnet50_trt", "tensorrt", 32)
     assert config.inputs == (TensorConfig("input", "FP16", (3, 224, 224)),)
     assert config.outputs == (TensorConfig("logits", "FP16", (1000,)),)
-    assert config.policy == Knobs(max_batch=32, preferred=(8, 16, 32), max_delay=0.005, level_limits={})
+    assert config.policy == FixedBatching(
+        max_batch=32, preferred=(8, 16, 32), max_delay=0.005, level_limits={}
+    )
     assert config.instances == (InstanceGroup(2, InstanceKind.GPU),)
 
 
@@ -86,7 +88,7 @@ def test_a_detector_for_tensorrt() -> None:
     assert warnings == []
     assert (config.name, config.backend, config.max_batch) == ("yolov8_detector", "tensorrt", 64)
     assert config.outputs == (TensorConfig("output0", "FP32", (-1, 8400)),)
-    assert isinstance(config.policy, Knobs)
+    assert isinstance(config.policy, FixedBatching)
     assert config.policy.preferred == (8, 16, 32, 64)
 
 
@@ -114,7 +116,7 @@ def test_max_batch_size(text: str, max_batch: int | None) -> None:
 
 
 def test_every_batching_field() -> None:
-    policy = knobs("""
+    policy = fixed("""
       preferred_batch_size: 16 preferred_batch_size: 8
       max_queue_delay_microseconds: 250
       priority_levels: 3 default_priority_level: 2
@@ -124,7 +126,7 @@ def test_every_batching_field() -> None:
       priority_queue_policy { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 500000 } }
       priority_queue_policy [ { key: 3, value: { max_queue_size: 1 } } ]
     """)
-    assert policy == Knobs(
+    assert policy == FixedBatching(
         max_batch=32,
         preferred=(8, 16),
         max_delay=0.00025,
@@ -133,7 +135,7 @@ def test_every_batching_field() -> None:
         limits=QueueLimits(5, 0.001, True),
         level_limits={1: QueueLimits(timeout=0.5, action=TimeoutAction.DELAY), 3: QueueLimits(1)},
     )
-    assert knobs("preserve_ordering: true").preserve_ordering
+    assert fixed("preserve_ordering: true").preserve_ordering
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_batching_rules(text: str, words: str) -> None:
 
 def test_limits_of_levels_without_levels_have_no_effect() -> None:
     config, warnings = pbtxt_config("dynamic_batching { priority_queue_policy { key: 9 value {} } }", PATH)
-    assert isinstance(config.policy, Knobs)
+    assert isinstance(config.policy, FixedBatching)
     assert config.policy.level_limits == {}
     assert warnings == [f"{PATH}: no effect here: dynamic_batching.priority_queue_policy"]
 
@@ -270,7 +272,7 @@ def test_as_many_priority_levels_as_triton_takes(levels: int) -> None:
         f"max_batch_size: 4 dynamic_batching {{ priority_levels: {levels} default_priority_level: {levels} }}"
     )
     config, _ = pbtxt_config(text, Path("/m/config.pbtxt"))
-    assert isinstance(config.policy, Knobs)
+    assert isinstance(config.policy, FixedBatching)
     assert (config.policy.priority_levels, config.policy.default_priority) == (levels, levels)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.config.model import AllVersions, Mode, ModelConfig, SpecificVersions
 from carpool.config.triton import config_document, pbtxt_config, read_override
-from carpool.core.objectives import Knobs, TimeoutAction
+from carpool.core.objectives import FixedBatching, TimeoutAction
 from carpool.errors import ConfigError
 
 FOLDER = Path("/models/m")
@@ -89,7 +89,7 @@ def test_the_same_settings_in_both_forms() -> None:
     assert from_json == from_text
     assert [warning.partition(": ")[2] for warning in same] == [w.partition(": ")[2] for w in warnings]
     assert from_json.versions == SpecificVersions((1, 2))
-    assert isinstance(from_json.policy, Knobs)
+    assert isinstance(from_json.policy, FixedBatching)
     assert from_json.policy.limits.action is TimeoutAction.DELAY
 
 
@@ -111,7 +111,7 @@ def test_names_in_camel_case_are_the_same_names() -> None:
 def test_null_leaves_a_field_out_and_the_name_is_the_models() -> None:
     assert read({"max_batch_size": None, "dynamic_batching": None}) == read({})
     assert read({}).name == "m"
-    assert read({"dynamic_batching": {}}).mode is Mode.KNOBS
+    assert read({"dynamic_batching": {}}).mode is Mode.FIXED
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.sim.simulation import Outcome, Run, Scenario, measure, play
 from carpool.sim.step_simulation import StepRide, read_steps
 
@@ -15,9 +15,9 @@ class Case:
     slo: float
     shared: bool = False
 
-    def scenario(self, load: float, seconds: float, seed: int, *, knobs: bool = False) -> Scenario:
+    def scenario(self, load: float, seconds: float, seed: int, *, fixed: bool = False) -> Scenario:
         steps = read_steps(self.steps)
-        settings = Knobs(64, max_delay=0.005) if knobs else Promise(self.slo, 64)
+        settings = FixedBatching(64, max_delay=0.005) if fixed else Promise(self.slo, 64)
         scenario = Scenario(
             steps[0].curve,
             self.slo,
@@ -30,8 +30,8 @@ class Case:
         )
         return scenario.at_load(load)
 
-    def outcome(self, load: float, seconds: float, seed: int, *, knobs: bool = False) -> Outcome:
-        return measure(self.scenario(load, seconds, seed, knobs=knobs))
+    def outcome(self, load: float, seconds: float, seed: int, *, fixed: bool = False) -> Outcome:
+        return measure(self.scenario(load, seconds, seed, fixed=fixed))
 
     def run(self, load: float, seconds: float, seed: int) -> Run:
         return play(self.scenario(load, seconds, seed))

@@ -7,7 +7,7 @@ import pytest
 from carpool.core.admission import backed_up
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 
@@ -215,7 +215,7 @@ def test_a_lag_that_nobody_sees_any_more_is_forgotten() -> None:
 
 
 def test_without_a_promise_there_is_no_lag_to_speak_of() -> None:
-    core = Scheduler(BatchCurve.parse("4+1"), Knobs(max_batch=8))
+    core = Scheduler(BatchCurve.parse("4+1"), FixedBatching(max_batch=8))
     for _ in range(200):
         core.lag.seen(10.0, 1.0)
     assert core.refuses(Job(1.0), 1.0) is None

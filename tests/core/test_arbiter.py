@@ -14,7 +14,7 @@ from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Batch
 from carpool.core.job import Job
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.simulation import Device, Report, Run, Simulation, report
@@ -30,13 +30,13 @@ class Model:
     slo: float
     arrivals: list[Arrival]
     weight: float = 1.0
-    knobs: Knobs | None = None
+    fixed: FixedBatching | None = None
     instances: int = 1
     simulation: Simulation = field(init=False)
     used: float = 0.0
 
     def start(self, arbiter: Arbiter | None, seed: int) -> None:
-        policy = self.knobs or Promise(self.slo, self.curve.max_batch)
+        policy = self.fixed or Promise(self.slo, self.curve.max_batch)
         scheduler = Scheduler(self.curve, policy, self.instances)
         self.simulation = Simulation(scheduler, Device(self.curve), slo=self.slo, seed=seed)
         if arbiter is not None:
@@ -145,7 +145,10 @@ def test_a_model_with_a_short_promise_survives_one_with_long_batches() -> None:
 def test_a_model_that_waits_for_a_fuller_batch_holds_nobody_up() -> None:
     curve = BatchCurve.parse("4+1", 16)
     patient = Model(
-        curve, 10.0, poisson(20.0, 10.0, Random(1)), knobs=Knobs(max_batch=16, preferred=(16,), max_delay=0.5)
+        curve,
+        10.0,
+        poisson(20.0, 10.0, Random(1)),
+        fixed=FixedBatching(max_batch=16, preferred=(16,), max_delay=0.5),
     )
     promised = resnet(0.5, 10.0, 2)
     reports = play_together([patient, promised], 10.0)

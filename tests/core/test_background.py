@@ -12,7 +12,7 @@ from carpool.core.arbiter import Arbiter
 from carpool.core.background import BackgroundTurn
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, Job, Reason
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim import simulation
 from carpool.sim.simulation import Scenario, report
@@ -81,7 +81,7 @@ def test_a_model_too_slow_for_a_tenth_of_the_promise_is_run_now_and_then() -> No
 
 
 def joined(
-    settings: Promise | Knobs | None = None, *, exclusive: bool = True
+    settings: Promise | FixedBatching | None = None, *, exclusive: bool = True
 ) -> tuple[Scheduler, BackgroundTurn]:
     """A model that nobody asks, and background work for it."""
     core = Scheduler(CURVE, settings or Promise(SLO, 64))
@@ -186,7 +186,7 @@ def test_shapes_do_not_mix() -> None:
 
 
 def test_without_a_promise_it_runs_while_nobody_waits() -> None:
-    core, background = joined(Knobs(8, max_delay=0.02))
+    core, background = joined(FixedBatching(8, max_delay=0.02))
     background.offer(Job(0.0), 0.0)
     core.offer(Job(0.0), 0.0)
     assert core.decide(0.0).batch is None  # one waits for others to join it

@@ -15,7 +15,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
 from carpool.core.learning import Beliefs
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from later import later
 
@@ -147,7 +147,7 @@ def test_large_batches_that_are_slow_for_good_are_tried_but_cost_little() -> Non
 
 
 def test_a_batch_teaches_its_own_kind_whichever_is_in_force() -> None:
-    for policy in (Promise(SLO, 128), Knobs(128)):
+    for policy in (Promise(SLO, 128), FixedBatching(128)):
         core = Scheduler(PROFILE, policy, 2)
         core.offer(Job(0.0, shape="files"), 0.0)
         files = core.decide(0.0).batch
@@ -231,8 +231,8 @@ def test_kinds_are_bounded_and_the_rest_share_one_belief() -> None:
     assert len(beliefs) <= CONSTANTS.max_kinds + 1
 
 
-@pytest.mark.parametrize("policy", [Promise(SLO, 128), Knobs(128)])
-def test_any_number_of_shapes_costs_no_memory(policy: Promise | Knobs) -> None:
+@pytest.mark.parametrize("policy", [Promise(SLO, 128), FixedBatching(128)])
+def test_any_number_of_shapes_costs_no_memory(policy: Promise | FixedBatching) -> None:
     core = Scheduler(PROFILE, policy, 2)
     arrivals = [(at, number) for number, (at, _) in enumerate(steady(30, 0, 20, None))]
     batches = play(core, arrivals, lambda batch, _: PROFILE.times[batch.images])

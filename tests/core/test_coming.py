@@ -11,7 +11,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.job import GONE, GivenUp, Job, Reason
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, percentile, report
@@ -175,8 +175,8 @@ def test_a_newer_frame_takes_the_place_of_one_that_is_coming() -> None:
     assert core.lanes.everybody() == [decoded, new]
 
 
-def test_knobs_run_who_was_coming_in_the_order_of_arrival() -> None:
-    core = Scheduler(BatchCurve.parse("4+1"), Knobs(4))
+def test_fixed_run_who_was_coming_in_the_order_of_arrival() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), FixedBatching(4))
     first, second = coming(0.0, 0.010), Job(0.001)
     core.offer(first, 0.0, ready=False)
     core.ready(first, 0.001)

@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY, Job, JobState, Reason
-from carpool.core.objectives import Knobs, Promise, QueueLimits
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 
 CURVE = BatchCurve.parse("4+1")
@@ -120,7 +120,7 @@ def test_only_frames_of_that_source_that_asked_for_it_are_replaced() -> None:
 
 
 def test_admission_sees_the_room_that_the_old_frame_leaves() -> None:
-    core = Scheduler(CURVE, Knobs(8, limits=QueueLimits(max_size=1)))
+    core = Scheduler(CURVE, FixedBatching(8, limits=QueueLimits(max_size=1)))
     busy(core, 1)
     assert core.offer(frame(0.001), 0.001) is None
     refusal = core.offer(frame(0.002, "door"), 0.002)
@@ -167,10 +167,10 @@ def test_what_is_replaced_asks_for_nothing_more_of_the_device() -> None:
     assert lane.rate.at(0.020) == pytest.approx(next(iter(once.lanes)).rate.at(0.020))
 
 
-@pytest.mark.parametrize("knobs", [Knobs(2), Knobs(2, limits=QueueLimits(max_size=100))])
-def test_first_come_first_served_keeps_the_place_in_the_queue(knobs: Knobs) -> None:
+@pytest.mark.parametrize("fixed", [FixedBatching(2), FixedBatching(2, limits=QueueLimits(max_size=100))])
+def test_first_come_first_served_keeps_the_place_in_the_queue(fixed: FixedBatching) -> None:
     """A camera that sends faster than the queue moves would otherwise always be last."""
-    core = Scheduler(CURVE, knobs)
+    core = Scheduler(CURVE, fixed)
     busy(core, 1)
     old, new = frame(0.001), frame(0.004)
     core.offer(old, 0.001)
@@ -196,7 +196,7 @@ def test_a_lane_keeps_its_turn_when_its_frame_is_replaced() -> None:
 
 
 def test_names_of_sources_take_bounded_memory() -> None:
-    core = Scheduler(CURVE, Knobs(1))
+    core = Scheduler(CURVE, FixedBatching(1))
     for number in range(3000):
         job = frame(number / 1e3, f"camera-{number}")
         core.offer(job, job.arrived)

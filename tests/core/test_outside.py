@@ -12,7 +12,7 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.front_load import Outside
 from carpool.core.job import Job, Reason, planned
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, Report, Simulation, report
@@ -144,8 +144,8 @@ def test_an_instance_that_was_idle_for_long_tries_one_whatever_is_believed_to_be
     assert core.decide(1.0).batch is not None
 
 
-def test_knobs_know_nothing_of_it() -> None:
-    core = Scheduler(BatchCurve.parse("4+1"), Knobs(8))
+def test_fixed_know_nothing_of_it() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), FixedBatching(8))
     job = Job(0.0, 0.02, outside=5.0)
     assert core.offer(job, 0.0, ready=False) is None
     assert (job.due, core.next_expiry) == (0.02, 0.02)

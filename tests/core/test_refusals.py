@@ -76,7 +76,7 @@ def test_a_no_at_the_gate(reason: Reason) -> None:
     refusal = Refusal(
         reason, 0.25, 7, 8, asked=1500.0, answerable=1400.0, room=3, sustained=840.0, images=3, terms=LATE
     )
-    error = refused("m", job(), refusal, knobs=False)
+    error = refused("m", job(), refusal, fixed=False)
     assert error.message == AT_ARRIVAL[reason]
     if isinstance(error, Refused):
         predicted = None if reason is Reason.QUEUE_FULL else 50.0
@@ -90,20 +90,20 @@ def test_a_no_at_the_gate(reason: Reason) -> None:
 
 def test_large_numbers_have_no_exponent() -> None:
     refusal = Refusal(Reason.OVERLOAD, 0.25, 25_000, asked=123_456.78, room=9, sustained=12_345.6, terms=LATE)
-    message = refused("m", job(), refusal, knobs=False).message
+    message = refused("m", job(), refusal, fixed=False).message
     assert "sustain 12,346 images/s, but 123,457 images/s are offered. 25,000 images are queued." in message
 
 
 def test_a_margin_that_decides_is_in_the_sentence_even_if_rounding_would_hide_it() -> None:
     terms = Terms(0.250, batch=0.18512341, spread=0.0648766)
     assert terms.late
-    message = refused("m", job(), Refusal(Reason.CANNOT_FINISH, terms=terms), knobs=False).message
+    message = refused("m", job(), Refusal(Reason.CANNOT_FINISH, terms=terms), fixed=False).message
     assert "in 185.1234 ms" not in message
     check(message, Reason.CANNOT_FINISH)
 
 
 def test_triton_clients_read_triton_words() -> None:
-    error = refused("m", job(), Refusal(Reason.QUEUE_FULL, waiting=7, most=8), knobs=True)
+    error = refused("m", job(), Refusal(Reason.QUEUE_FULL, waiting=7, most=8), fixed=True)
     assert isinstance(error, Unavailable)
     assert error.message == "Exceeds maximum queue size"
     assert error.numbers["max_waiting"] == 8
@@ -141,7 +141,7 @@ def test_the_sentence_counts_what_the_client_sees() -> None:
     asked = Job(10.0, 10.007, outside=0.0016)
     refusal = core.offer(asked, 10.0)
     assert refusal is not None
-    message = refused("m", asked, refusal, knobs=False).message
+    message = refused("m", asked, refusal, fixed=False).message
     assert message == (
         "m rejected the request: the response would be ready in 6.6 ms (5 ms its own batch + 1.6 ms reading "
         "and sending), plus a safety margin of 0.5 ms that covers how much batch times vary here; that is "
@@ -267,7 +267,7 @@ def rejections(
         if coming and refusal is None and chance.random() < 0.8:
             core.ready(offered, now)
         if refusal is not None and refusal.reason is not Reason.TOO_LARGE:
-            yield refused("m", offered, refusal, knobs=False).message, refusal.reason
+            yield refused("m", offered, refusal, fixed=False).message, refusal.reason
         yield from decide(core, now, running, chance)
 
 

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
+from carpool.core.fixed_batching import FixedBatchingPolicy
 from carpool.core.instance import Batch
 from carpool.core.job import GivenUp, Job, JobState, Reason
-from carpool.core.knobs import KnobsPolicy
-from carpool.core.objectives import Knobs, Promise, QueueLimits
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 
 CURVE = BatchCurve.parse("4+1", 8)
 
 
-def knobs(instances: int = 1, **settings: object) -> Scheduler:
-    return Scheduler(CURVE, Knobs(max_batch=8, **settings), instances)  # type: ignore[arg-type]
+def fixed(instances: int = 1, **settings: object) -> Scheduler:
+    return Scheduler(CURVE, FixedBatching(max_batch=8, **settings), instances)  # type: ignore[arg-type]
 
 
 def dispatched(core: Scheduler, now: float) -> Batch:
@@ -50,7 +50,7 @@ def test_cancelling_a_running_job_only_spares_its_answer() -> None:
 
 
 def test_answers_keep_their_order_across_instances_when_asked() -> None:
-    core = knobs(instances=2, preserve_ordering=True)
+    core = fixed(instances=2, preserve_ordering=True)
     first, second = Job(0.0), Job(0.001)
     core.offer(first, 0.0)
     slow = dispatched(core, 0.0)
@@ -61,7 +61,7 @@ def test_answers_keep_their_order_across_instances_when_asked() -> None:
 
 
 def test_a_cancelled_job_does_not_hold_up_the_order() -> None:
-    core = knobs(instances=2, preserve_ordering=True)
+    core = fixed(instances=2, preserve_ordering=True)
     first, second = Job(0.0), Job(0.001)
     core.offer(first, 0.0)
     dispatched(core, 0.0)
@@ -106,7 +106,7 @@ def test_without_any_instance_a_promise_is_refused_at_once(slower: float) -> Non
 
 
 def test_without_any_instance_those_without_a_promise_wait() -> None:
-    core = knobs(instances=2)
+    core = fixed(instances=2)
     core.set_available(core.instances[0], False)
     core.set_available(core.instances[1], False)
     assert core.offer(Job(0.0), 0.0) is None
@@ -115,8 +115,8 @@ def test_without_any_instance_those_without_a_promise_wait() -> None:
     assert core.decide(9.0).batch is not None
 
 
-def test_client_deadlines_are_kept_in_knobs_mode_too() -> None:
-    core = knobs()
+def test_client_deadlines_are_kept_in_fixed_mode_too() -> None:
+    core = fixed()
     core.offer(Job(0.0), 0.0)
     batch = dispatched(core, 0.0)
     late, fine = Job(0.001, deadline=0.003), Job(0.001)
@@ -130,13 +130,13 @@ def test_client_deadlines_are_kept_in_knobs_mode_too() -> None:
 
 
 def test_a_queue_without_a_limit_is_bounded_all_the_same() -> None:
-    core = knobs(max_queue=3)
+    core = fixed(max_queue=3)
     refusals = [core.offer(Job(0.0), 0.0) for _ in range(4)]
     assert [refusal is None for refusal in refusals] == [True, True, True, False]
 
 
 def test_watching_deadlines_does_not_keep_jobs_alive() -> None:
-    core = knobs(limits=QueueLimits(timeout=3600.0))
+    core = fixed(limits=QueueLimits(timeout=3600.0))
     for n in range(5000):
         core.offer(Job(n * 1e-3), n * 1e-3)
         core.finished(dispatched(core, n * 1e-3), n * 1e-3)
@@ -176,7 +176,7 @@ def test_asking_ahead_counts_nothing() -> None:
 
 
 def test_across_shapes_alternating_ones_still_ride_together() -> None:
-    core = knobs(across_shapes=True)
+    core = fixed(across_shapes=True)
     core.offer(Job(0.0, shape="plug"), 0.0)
     plug = dispatched(core, 0.0)
     jobs = [Job(0.001, shape=shape) for shape in ("a", "b", "a", "b", "a")]
@@ -197,10 +197,12 @@ def test_taking_the_first_of_one_lane_is_gathering_without_a_delay(
     asked: list[tuple[int, str, int]], preferred: tuple[int, ...]
 ) -> None:
     def batches(*, gathers: bool) -> list[object]:
-        settings = Knobs(4, preferred=preferred, across_shapes=True, priority_levels=2, default_priority=1)
+        settings = FixedBatching(
+            4, preferred=preferred, across_shapes=True, priority_levels=2, default_priority=1
+        )
         core = Scheduler(BatchCurve.linear(0.1, 0.0, 4), settings)
         policy = core.policy
-        assert isinstance(policy, KnobsPolicy)
+        assert isinstance(policy, FixedBatchingPolicy)
         assert policy._takes_first == (preferred != (2, 3))
         if gathers:
             policy._takes_first = False
@@ -219,7 +221,7 @@ def test_taking_the_first_of_one_lane_is_gathering_without_a_delay(
 
 
 def test_batches_that_everybody_left_do_not_hold_up_a_newcomer() -> None:
-    core = Scheduler(BatchCurve.linear(0.1, 0.0, 1), Knobs(1))
+    core = Scheduler(BatchCurve.linear(0.1, 0.0, 1), FixedBatching(1))
     core.offer(Job(0.0), 0.0)
     plug = dispatched(core, 0.0)
     gone = [Job(0.0), Job(0.0)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job, JobState
-from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits, TimeoutAction
 from carpool.core.scheduler import Scheduler
 from later import many
 
@@ -25,8 +25,8 @@ limits = st.builds(
     allow_override=st.booleans(),
     action=st.sampled_from(TimeoutAction),
 )
-knobs = st.builds(
-    Knobs,
+fixed = st.builds(
+    FixedBatching,
     max_batch=st.just(MAX_BATCH),
     preferred=st.sampled_from([(), (4,), (2, 6)]),
     max_delay=st.sampled_from([0.0, 0.005]),
@@ -54,7 +54,7 @@ moves = st.lists(
 class Player:
     """Keeps its own books, and compares them with the scheduler's after every move."""
 
-    def __init__(self, policy: Promise | Knobs, instances: int, slower: float) -> None:
+    def __init__(self, policy: Promise | FixedBatching, instances: int, slower: float) -> None:
         self.core = Scheduler(BatchCurve.parse("4+1", MAX_BATCH), policy, instances)
         self.slower = slower  # each instance than the previous one it, by this factor
         self.policy = policy
@@ -228,8 +228,10 @@ def test_promise(policy: Promise, instances: int, slower: float, moves: list[tup
 
 
 @settings(max_examples=many(150), deadline=None)
-@given(policy=knobs, instances=st.integers(1, 3), slower=speeds, moves=moves)
-def test_knobs(policy: Knobs, instances: int, slower: float, moves: list[tuple[str, int, float]]) -> None:
+@given(policy=fixed, instances=st.integers(1, 3), slower=speeds, moves=moves)
+def test_fixed(
+    policy: FixedBatching, instances: int, slower: float, moves: list[tuple[str, int, float]]
+) -> None:
     player = Player(policy, instances, slower)
     for move in moves:
         player.move(*move)

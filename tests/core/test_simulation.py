@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, Cameras, poisson
 from carpool.sim.simulation import Device, Simulation, percentile, report
@@ -14,7 +14,9 @@ CURVE = BatchCurve.parse("4+1", 8)
 EXACT = Device(CURVE, noise=0.0, stall_share=0.0)
 
 
-def simulation(policy: Promise | Knobs, slo: float, instances: int = 1, device: Device = EXACT) -> Simulation:
+def simulation(
+    policy: Promise | FixedBatching, slo: float, instances: int = 1, device: Device = EXACT
+) -> Simulation:
     return Simulation(Scheduler(CURVE, policy, instances), device, slo=slo)
 
 
@@ -29,13 +31,15 @@ def test_two_requests_by_hand() -> None:
 
 
 def test_what_is_late_is_counted_as_wasted() -> None:
-    run = simulation(Knobs(8), 0.0099).play([Arrival(0.0), Arrival(0.001), Arrival(0.002), Arrival(1.0)])
+    run = simulation(FixedBatching(8), 0.0099).play(
+        [Arrival(0.0), Arrival(0.001), Arrival(0.002), Arrival(1.0)]
+    )
     result = report(run, 0.0099, 1, warm_up=0.0)
     assert result.wasted_fraction == pytest.approx((6 * 0.5) / 11)
 
 
 def test_a_delay_is_waited_out_in_virtual_time() -> None:
-    run = simulation(Knobs(8, max_delay=0.020), 1.0).play([Arrival(0.0), Arrival(0.005)])
+    run = simulation(FixedBatching(8, max_delay=0.020), 1.0).play([Arrival(0.0), Arrival(0.005)])
     assert [ride.latency for ride in run.rides] == [pytest.approx(0.026), pytest.approx(0.021)]
 
 

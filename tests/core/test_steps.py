@@ -27,8 +27,8 @@ def test_one_promise_is_kept_by_all_steps(name: str, load: float) -> None:
         assert found.steps[0]["wasted_fraction"] <= 0.05
 
 
-def test_knobs_answer_next_to_nothing_in_time_at_three_times_the_load() -> None:
-    assert CASES["two steps, 60 ms"].outcome(3.0, 2.0, 1, knobs=True).fraction_of_bound < 0.1
+def test_fixed_answer_next_to_nothing_in_time_at_three_times_the_load() -> None:
+    assert CASES["two steps, 60 ms"].outcome(3.0, 2.0, 1, fixed=True).fraction_of_bound < 0.1
 
 
 @pytest.mark.conformance

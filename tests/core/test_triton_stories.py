@@ -9,14 +9,14 @@ from typing import Any
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, QueueLimits, TimeoutAction
 from carpool.core.scheduler import Scheduler
 
 RECORDED = json.loads((Path(__file__).parents[1] / "conformance" / "triton_batching.json").read_text())
 
 
-def knobs(config: dict[str, Any]) -> Knobs:
-    return Knobs(
+def fixed(config: dict[str, Any]) -> FixedBatching:
+    return FixedBatching(
         max_batch=config["max_batch"],
         preferred=tuple(config.get("preferred", ())),
         max_delay=config.get("max_delay_ms", 0) / 1e3,
@@ -54,7 +54,7 @@ class Story:
         self.config = story["config"]
         self.scheduler = Scheduler(
             BatchCurve.linear(0.1, 0.0, self.config["max_batch"]),
-            knobs(self.config),
+            fixed(self.config),
             self.config.get("instances", 1),
         )
         self.jobs: dict[str, Job] = {}

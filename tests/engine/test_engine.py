@@ -290,7 +290,7 @@ def test_a_promise_that_the_device_cannot_keep_is_refused_at_load(tmp_path: Path
         run(Engine(tmp_path).start())
 
 
-def test_slo_ms_overrides_knobs(tmp_path: Path) -> None:
+def test_slo_ms_overrides_fixed(tmp_path: Path) -> None:
     repositories.fake(tmp_path, head="")
 
     async def story() -> None:

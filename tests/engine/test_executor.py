@@ -12,7 +12,7 @@ import pytest
 from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.core.scheduler import Scheduler
 from carpool.engine.run import batch as batch_module
 from carpool.engine.run import driver as driver_module
@@ -70,7 +70,9 @@ class Model:
 class Rig(Watcher):
     """One model behind its driver."""
 
-    def __init__(self, model: Model, spec: TensorSpec, policy: Knobs, brief: Brief | None = None) -> None:
+    def __init__(
+        self, model: Model, spec: TensorSpec, policy: FixedBatching, brief: Brief | None = None
+    ) -> None:
         self.model = model
         self.lost: list[str] = []
         self.batches: list[BatchResult] = []
@@ -122,10 +124,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
 
 
 def rig(
-    model: Model, *, shape: Sequence[int] = (1,), knobs: Knobs | None = None, brief: Brief | None = None
+    model: Model,
+    *,
+    shape: Sequence[int] = (1,),
+    fixed: FixedBatching | None = None,
+    brief: Brief | None = None,
 ) -> Rig:
     spec = TensorSpec("x", Datatype.FP32, tuple(shape))
-    return Rig(model, spec, knobs or Knobs(8), brief)
+    return Rig(model, spec, fixed or FixedBatching(8), brief)
 
 
 def test_a_lone_request_is_run_by_the_loop(model: Model) -> None:
@@ -362,7 +368,7 @@ def test_who_waits_for_the_last_answer_hears_of_it(model: Model) -> None:
 
 def test_answers_that_keep_their_order_come_from_the_instances_thread(model: Model) -> None:
     async def main() -> None:
-        one = rig(model, knobs=Knobs(8, preserve_ordering=True))
+        one = rig(model, fixed=FixedBatching(8, preserve_ordering=True))
         for number in range(3):
             await one.ask(float(number))
         assert list(one.answers) == [0.0, 1.0, 2.0]

@@ -12,7 +12,7 @@ import pytest
 
 from carpool import backends
 from carpool.core.batcher import PromisePolicy
-from carpool.core.knobs import KnobsPolicy
+from carpool.core.fixed_batching import FixedBatchingPolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link
@@ -61,8 +61,8 @@ POINTS = [
     # the policy and all else that decides
     Point(PromisePolicy, "admit"),
     Point(PromisePolicy, "take"),
-    Point(KnobsPolicy, "admit"),
-    Point(KnobsPolicy, "take"),
+    Point(FixedBatchingPolicy, "admit"),
+    Point(FixedBatchingPolicy, "take"),
     Point(Scheduler, "offer"),
     Point(Scheduler, "offer", after=True),
     Point(Scheduler, "ready"),

@@ -13,12 +13,12 @@ from cli_run import run_cli
 
 _LINE = ("--curve", "4+1", "--slo-ms", "50")
 _TABLE = ("--curve", "1:8,8:12,32:22,64:35,128:60", "--slo-ms", "100")
-_KNOBS = ("--mode", "knobs", "--max-delay-ms", "5")
+_FIXED = ("--mode", "knobs", "--max-delay-ms", "5")
 SCENARIOS: tuple[tuple[str, ...], ...] = (
     (*_LINE, "--load", "0.7"),
     (*_LINE, "--load", "3", "--instances", "2"),
     (*_LINE, "--load", "1.2", "--arrivals", "bursty", "--profile-error", "1.3"),
-    (*_LINE, *_KNOBS, "--load", "0.9", "--preferred", "4,8"),
+    (*_LINE, *_FIXED, "--load", "0.9", "--preferred", "4,8"),
     (*_TABLE, "--load", "1.5", "--seconds", "1"),
     (*_TABLE, "--load", "0.4", "--compare", "--seconds", "0.5"),
     (*_TABLE, "--arrivals", "cameras", "--cameras", "40", "--noise", "0", "--stall-share", "0.02"),
@@ -35,7 +35,7 @@ SCENARIOS: tuple[tuple[str, ...], ...] = (
     ),
     ("--curve", "16+4", "--slo-ms", "200", "--arrivals", "cameras", "--cameras", "60", "--latest"),
     (
-        *("--curve", "16+4", "--slo-ms", "200", *_KNOBS, "--load", "2", "--max-queue", "40"),
+        *("--curve", "16+4", "--slo-ms", "200", *_FIXED, "--load", "2", "--max-queue", "40"),
         *("--queue-timeout-ms", "150", "--timeout-action", "delay"),
     ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.errors import InvalidInput
 from carpool.lab.plots import operating_curve
 from carpool.sim.simulation import Scenario, contenders, sweep
@@ -15,7 +15,9 @@ SCENARIO = Scenario(BatchCurve.parse("4+1"), 0.05, Promise(0.05, 64), rate=1.0, 
 
 
 def test_one_contender_and_several_are_drawn(tmp_path: Path) -> None:
-    sweeps = {name: sweep(entry, (0.2, 1.5)) for name, entry in contenders(SCENARIO, Knobs(64)).items()}
+    sweeps = {
+        name: sweep(entry, (0.2, 1.5)) for name, entry in contenders(SCENARIO, FixedBatching(64)).items()
+    }
     operating_curve(tmp_path / "all.png", sweeps, slo_ms=50, title="4+1")
     operating_curve(tmp_path / "one.png", {"promise": sweeps["promise"]}, slo_ms=50, title="4+1")
     for name in ("all.png", "one.png"):

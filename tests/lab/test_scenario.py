@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.errors import InvalidInput
 from carpool.sim.simulation import Scenario, contenders, measure, sweep
 
@@ -29,7 +29,7 @@ def test_only_the_promise_survives_overload() -> None:
     found = {
         name: measure(entry)
         for name, entry in contenders(
-            replace(SCENARIO, seconds=2.0).at_load(2.0), Knobs(64, max_delay=0.005)
+            replace(SCENARIO, seconds=2.0).at_load(2.0), FixedBatching(64, max_delay=0.005)
         ).items()
     }
     assert list(found) == ["promise", "knobs", "eager", "batch-1"]
@@ -42,7 +42,7 @@ def test_only_the_promise_survives_overload() -> None:
 
 
 def test_no_delay_answers_sooner_when_there_is_little_to_do() -> None:
-    found = contenders(SCENARIO.at_load(0.1), Knobs(64, max_delay=0.010))
+    found = contenders(SCENARIO.at_load(0.1), FixedBatching(64, max_delay=0.010))
     eager, delayed = measure(found["eager"]), measure(found["knobs"])
     assert eager.p50_ms < 6 < delayed.p50_ms
 

@@ -175,7 +175,7 @@ def test_what_was_refused_here_counts_for_its_source() -> None:
 
 
 def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None:
-    knobs = ENTRY.__class__(5, "knobs", "1", Signature("knobs", (), ()), "fake", "knobs", None, {})
+    fixed = ENTRY.__class__(5, "knobs", "1", Signature("knobs", (), ()), "fake", "knobs", None, {})
 
     async def story(gate: Gate) -> None:
         error = gate.advice.behind(ENTRY, 1.0, "modest", 0.03)
@@ -186,7 +186,7 @@ def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None
         again = gate.advice.behind(ENTRY, 1.001, "other", 0.04)
         assert again is not error
         assert again.message == error.message
-        unpromised = gate.advice.behind(knobs, 1.0, "", 0.03)
+        unpromised = gate.advice.behind(fixed, 1.0, "", 0.03)
         assert unpromised.numbers == {"unread_ms": 30.0}
         assert "promised" not in unpromised.message
         await gate.reported()

@@ -121,9 +121,9 @@ def test_a_refusal_is_put_into_words_where_it_arrives(
 ) -> None:
     """The very words, and numbers, that the engine would have used."""
     refusal = Refusal(reason, retry, *counts, *rates, *sizes, *rest, terms=terms)
-    sent = turned_away("model", Job(1000.0), refusal, knobs=False)
+    sent = turned_away("model", Job(1000.0), refusal, fixed=False)
     back = read_failure(*write_failure(sent), "model")
-    said = refused("model", Job(1000.0), refusal, knobs=False)
+    said = refused("model", Job(1000.0), refusal, fixed=False)
     for error in (back, sent):
         assert isinstance(error, Refused)
         assert (error.message, error.reason, error.field) == (said.message, said.reason, None)

@@ -385,7 +385,7 @@ class _Screen:
         print(f"\n  Carpool serves {show.count(len(served), 'model')} at {address}\n")
         for source in served:
             config, slo_ms = source.config, promised.get(source.config.name)
-            how = "fixed" if config.mode is Mode.KNOBS else config.mode.value
+            how = "fixed" if config.mode is Mode.FIXED else config.mode.value
             promise = f"SLO {slo_ms:g} ms" if slo_ms else f"{how} batching, no SLO"
             promise = "loaded on demand" if settings.on_demand else promise
             found = ", ".join(str(version.number) for version in source.versions)

@@ -20,20 +20,20 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.core.curve import BatchCurve
-    from carpool.core.objectives import Knobs
+    from carpool.core.objectives import FixedBatching
     from carpool.sim.arrivals import Traffic
     from carpool.sim.simulation import Outcome, Scenario
     from carpool.sim.step_simulation import StepPlan, UnderLoad
 
 _SECONDS = 60.0
 _MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
-_KNOBS = "Fixed batching settings"
+_FIXED = "Fixed batching settings"
 _SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
 _TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
     "bursty": ("burst_factor", "burst_seconds", "burst_period"),
     "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),
 }
-_KNOB_SETTINGS = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
+_FIXED_SETTINGS = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
 Mode = StrEnum("Mode", ["promise", "knobs"])
 Timeout = StrEnum("Timeout", ["reject", "delay"])
 Overload = StrEnum("Overload", ["quick", "refuse"])
@@ -112,14 +112,14 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         o.TRAFFIC,
     )
     mode: Mode = o.option(
-        Mode.promise, "How batches are formed: by the SLO, or by Triton's fixed settings.", _KNOBS
+        Mode.promise, "How batches are formed: by the SLO, or by Triton's fixed settings.", _FIXED
     )
-    max_delay_ms: float = o.option(5.0, "Longest wait for a larger batch, in ms; 0 runs at once.", _KNOBS)
-    preferred: str | None = o.option(None, "Preferred batch sizes, like 4,8.", _KNOBS)
-    max_queue: int = o.option(0, "Most requests that may wait; 0 is no limit.", _KNOBS)
-    queue_timeout_ms: float = o.option(0.0, "Longest wait of a request, in ms; 0 is no limit.", _KNOBS)
+    max_delay_ms: float = o.option(5.0, "Longest wait for a larger batch, in ms; 0 runs at once.", _FIXED)
+    preferred: str | None = o.option(None, "Preferred batch sizes, like 4,8.", _FIXED)
+    max_queue: int = o.option(0, "Most requests that may wait; 0 is no limit.", _FIXED)
+    queue_timeout_ms: float = o.option(0.0, "Longest wait of a request, in ms; 0 is no limit.", _FIXED)
     timeout_action: Timeout = o.option(
-        Timeout.reject, "What happens after the queue timeout: reject, or delay behind the others.", _KNOBS
+        Timeout.reject, "What happens after the queue timeout: reject, or delay behind the others.", _FIXED
     )
     noise: o.Noise = 0.05
     stall_share: float = o.option(0.002, "Share of batches that stall.", o.DEVICE)
@@ -154,8 +154,8 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         if self.slo_ms == inf:
             raise InvalidInput("Missing option '--slo-ms': the SLO, in ms")
         o.drawing(self.plot)
-        knobs = self.mode is Mode.knobs
-        self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=knobs)
+        fixed = self.mode is Mode.knobs
+        self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=fixed)
         if self.day:
             self._day()
             return
@@ -163,7 +163,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         if self.replicas is not None:
             simulate_fleet(self, scenario, _settings(self, scenario), as_json=self.as_json)
             return
-        entries = contenders(scenario, _knobs(self, scenario.curve))
+        entries = contenders(scenario, _fixed(self, scenario.curve))
         if not self.compare:
             entries = {self.mode.value: entries[self.mode.value]}
         with show.steps("simulating", len(entries) * scenario.seeds) as step:
@@ -281,8 +281,8 @@ def _under_load(options: Simulate, steps: tuple[StepPlan, ...]) -> UnderLoad | N
     return "quick" if options.under_load is Overload.quick else "refuse"
 
 
-def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
-    from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
+def _fixed(options: Simulate, curve: BatchCurve) -> FixedBatching:
+    from carpool.core.objectives import FixedBatching, QueueLimits, TimeoutAction
 
     limits = QueueLimits(
         max_size=o.whole("--max-queue", options.max_queue, least=0, most=10**6),
@@ -291,7 +291,7 @@ def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
     )
     preferred = o.sizes("--preferred", options.preferred, most=curve.max_batch)
     delay = o.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3
-    return Knobs(curve.max_batch, preferred=preferred, max_delay=delay, limits=limits)
+    return FixedBatching(curve.max_batch, preferred=preferred, max_delay=delay, limits=limits)
 
 
 def _mean_rate(options: Simulate, scenario: Scenario) -> float:
@@ -352,7 +352,7 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
         used |= {} if options.under_load is None else {"under_load": options.under_load.value}
     names = _TRAFFIC_SETTINGS.get(scenario.traffic.name, ())
     if options.compare or options.mode.value == "knobs":
-        names += _KNOB_SETTINGS
+        names += _FIXED_SETTINGS
     return used | {name: getattr(options, name) for name in names}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.extensions import installed
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
@@ -28,7 +28,7 @@ class Mode(enum.StrEnum):
     """Names who decides when a batch leaves."""
 
     PROMISE = "promise"
-    KNOBS = "knobs"
+    FIXED = "knobs"
     EAGER = "eager"  # neither was asked for: whatever waits runs at once
 
 
@@ -315,9 +315,9 @@ class ModelStep:
     at: str  # where the settings name it, for messages
 
 
-def eager_policy() -> Knobs:
+def eager_policy() -> FixedBatching:
     """Work-conserving batches with no gate and a bounded queue; the deadlines of clients still hold."""
-    return Knobs(max_batch=1, across_shapes=True, max_queue=4096)
+    return FixedBatching(max_batch=1, across_shapes=True, max_queue=4096)
 
 
 def _kind_of_extra(name: str) -> type[object]:
@@ -345,7 +345,7 @@ class ModelConfig:
     outputs: tuple[TensorConfig, ...] = ()
     max_batch: int | None = None
     mode: Mode = Mode.EAGER
-    policy: Promise | Knobs = field(default_factory=eager_policy)
+    policy: Promise | FixedBatching = field(default_factory=eager_policy)
     slo_may_grow: bool = False  # promise what can be kept here, where that is more
     instances: tuple[InstanceGroup, ...] = (InstanceGroup(given=False),)
     versions: VersionPolicy = LatestVersions()

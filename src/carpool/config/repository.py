@@ -344,7 +344,7 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
         return config, [f"{config.name} gives any number of responses to a request: it cannot have an SLO"]
     policy = Promise(slo=slo_ms / 1e3, max_batch=config.policy.max_batch)
     warnings = []
-    if config.mode is Mode.KNOBS:
+    if config.mode is Mode.FIXED:
         warnings.append(f"{config.name}: an SLO of {slo_ms:g} ms replaces its fixed batching settings")
     if isinstance(config.policy, Promise) and config.policy != policy:
         old = config.policy.slo * 1e3

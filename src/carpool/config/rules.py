@@ -16,7 +16,7 @@ from carpool.config.model import (
     TensorConfig,
 )
 from carpool.config.regular_file import open_regular
-from carpool.core.objectives import Knobs, Promise, TimeoutAction
+from carpool.core.objectives import FixedBatching, Promise, TimeoutAction
 from carpool.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
@@ -145,26 +145,26 @@ def check_distinct(tensors: Sequence[TensorConfig], where: str) -> tuple[TensorC
     return tuple(tensors)
 
 
-def check_knobs(knobs: Knobs, where: str) -> Knobs:
-    levels = knobs.priority_levels
-    if levels and not 1 <= knobs.default_priority <= levels:
+def check_fixed(fixed: FixedBatching, where: str) -> FixedBatching:
+    levels = fixed.priority_levels
+    if levels and not 1 <= fixed.default_priority <= levels:
         raise ConfigError(
-            f"{where}: the default priority must be 1 to {levels}, not {knobs.default_priority}"
+            f"{where}: the default priority must be 1 to {levels}, not {fixed.default_priority}"
         )
-    for level in knobs.level_limits:
+    for level in fixed.level_limits:
         if not 1 <= level <= levels:
             raise ConfigError(
                 f"{where}: priority level {level} has queue limits, but levels run from 1 to {levels}"
             )
-    if knobs.preserve_ordering and levels > 1:
+    if fixed.preserve_ordering and levels > 1:
         raise ConfigError(f"{where}: preserve_ordering allows one priority level, not {levels}")
     delays = (
         limits.timeout and limits.action is TimeoutAction.DELAY
-        for limits in (knobs.limits, *knobs.level_limits.values())
+        for limits in (fixed.limits, *fixed.level_limits.values())
     )
-    if knobs.preserve_ordering and any(delays):
+    if fixed.preserve_ordering and any(delays):
         raise ConfigError(f"{where}: preserve_ordering and the timeout action DELAY contradict each other")
-    return knobs
+    return fixed
 
 
 def with_max_batch(config: ModelConfig, max_batch: int, where: str) -> ModelConfig:
@@ -181,12 +181,12 @@ def with_max_batch(config: ModelConfig, max_batch: int, where: str) -> ModelConf
 def singly(config: ModelConfig, why: str) -> ModelConfig:
     """The same settings for a model whose requests never share a batch."""
     policy = replace(config.policy, max_batch=1)
-    if isinstance(policy, Knobs):
+    if isinstance(policy, FixedBatching):
         policy = replace(policy, preferred=())
     buckets = config.pytorch.buckets[:1] and (1,)
     pytorch = replace(config.pytorch, buckets=buckets)
     return replace(config, max_batch=1, policy=policy, pytorch=pytorch, unbatched=why)
 
 
-def preferred(policy: Promise | Knobs) -> tuple[int, ...]:
-    return policy.preferred if isinstance(policy, Knobs) else ()
+def preferred(policy: Promise | FixedBatching) -> tuple[int, ...]:
+    return policy.preferred if isinstance(policy, FixedBatching) else ()

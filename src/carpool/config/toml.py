@@ -30,7 +30,7 @@ from carpool.config.presets import PRESETS, preset_fields, with_preset
 from carpool.config.settings_part import read_extra, settled_by_toml
 from carpool.config.table import SECTIONS, TomlTable
 from carpool.config.toml_text import parse_toml
-from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 
@@ -144,7 +144,7 @@ def _sizes(table: TomlTable, key: str) -> tuple[int, ...]:
     return tuple(sorted(set(table.integers(key, 1, rules.MAX_BATCH) or ())))
 
 
-def _policy(top: TomlTable) -> tuple[Mode, Promise | Knobs]:
+def _policy(top: TomlTable) -> tuple[Mode, Promise | FixedBatching]:
     slo_ms = top.number("slo_ms", 0, above=True)
     batching = top.table("batching")
     if slo_ms is not None and batching is not None:
@@ -157,11 +157,11 @@ def _policy(top: TomlTable) -> tuple[Mode, Promise | Knobs]:
     if top.flag("slo_may_grow"):
         raise top.error("slo_may_grow", "needs slo_ms: without an SLO there is nothing to raise")
     if batching is not None:
-        return Mode.KNOBS, _knobs(batching)
+        return Mode.FIXED, _fixed(batching)
     return Mode.EAGER, eager_policy()
 
 
-def _knobs(batching: TomlTable) -> Knobs:
+def _fixed(batching: TomlTable) -> FixedBatching:
     priorities = batching.table("priorities")
     levels, default = 0, 0
     if priorities is not None:
@@ -169,7 +169,7 @@ def _knobs(batching: TomlTable) -> Knobs:
         default = priorities.integer("default", 1, rules.MAX_PRIORITY_LEVELS) or 0
         if not levels or not default:
             raise batching.error("priorities", "needs both levels and default")
-    knobs = Knobs(
+    fixed = FixedBatching(
         max_batch=1,
         preferred=_sizes(batching, "preferred"),
         max_delay=(batching.number("max_delay_ms", 0) or 0.0) / 1e3,
@@ -179,7 +179,7 @@ def _knobs(batching: TomlTable) -> Knobs:
         level_limits=_level_limits(batching),
         preserve_ordering=batching.flag("preserve_ordering"),
     )
-    return rules.check_knobs(knobs, f"{batching.file}: {batching.path}")
+    return rules.check_fixed(fixed, f"{batching.file}: {batching.path}")
 
 
 def _limits(table: TomlTable) -> QueueLimits:

@@ -26,7 +26,7 @@ from carpool.config.model import (
 )
 from carpool.config.presets import PRESETS, with_preset
 from carpool.config.settings_part import extra_document, known_parameters, read_triton_extra, settled
-from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 
@@ -281,7 +281,7 @@ def _tensor(source: TextSource, item: Any, kind: str, path: str, max_batch: int 
     return rules.check_tensor(tensor, where, max_batch)
 
 
-def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
+def _policy(source: TextSource) -> tuple[Mode, FixedBatching | Promise]:
     if not source.message.HasField("dynamic_batching"):
         return Mode.EAGER, eager_policy()
     batching, path = source.message.dynamic_batching, "dynamic_batching"
@@ -289,7 +289,7 @@ def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
         raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")
     levels = batching.priority_levels
     policies = batching.priority_queue_policy if levels else {}
-    knobs = Knobs(
+    fixed = FixedBatching(
         max_batch=1,
         preferred=tuple(sorted(set(batching.preferred_batch_size))),
         max_delay=batching.max_queue_delay_microseconds / 1e6,
@@ -301,7 +301,7 @@ def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
         },
         preserve_ordering=batching.preserve_ordering,
     )
-    return Mode.KNOBS, rules.check_knobs(knobs, source.where(path))
+    return Mode.FIXED, rules.check_fixed(fixed, source.where(path))
 
 
 def _limits(source: TextSource, policy: Any, path: str) -> QueueLimits:
@@ -438,19 +438,23 @@ def _tensor_document(tensor: TensorConfig) -> Document:
 
 def _batching(config: ModelConfig) -> Document:
     """A promise gathers requests too, so it is reported as a batcher at its defaults."""
-    knobs = config.policy if isinstance(config.policy, Knobs) else Knobs(max_batch=config.policy.max_batch)
+    fixed = (
+        config.policy
+        if isinstance(config.policy, FixedBatching)
+        else FixedBatching(max_batch=config.policy.max_batch)
+    )
     document: Document = {
-        "preferred_batch_size": list(knobs.preferred) or [knobs.max_batch],
-        "max_queue_delay_microseconds": round(knobs.max_delay * 1e6),
-        "preserve_ordering": knobs.preserve_ordering,
-        "priority_levels": knobs.priority_levels,
-        "default_priority_level": knobs.default_priority,
+        "preferred_batch_size": list(fixed.preferred) or [fixed.max_batch],
+        "max_queue_delay_microseconds": round(fixed.max_delay * 1e6),
+        "preserve_ordering": fixed.preserve_ordering,
+        "priority_levels": fixed.priority_levels,
+        "default_priority_level": fixed.default_priority,
         "priority_queue_policy": {
-            str(n): _limits_document(limits) for n, limits in knobs.level_limits.items()
+            str(n): _limits_document(limits) for n, limits in fixed.level_limits.items()
         },
     }
-    if knobs.limits != QueueLimits():
-        document["default_queue_policy"] = _limits_document(knobs.limits)
+    if fixed.limits != QueueLimits():
+        document["default_queue_policy"] = _limits_document(fixed.limits)
     return document
 
 

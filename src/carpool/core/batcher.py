@@ -197,8 +197,11 @@ def _from_behind(
 
 
 class PromisePolicy:
-    """Answer within the SLO, or say no early: earliest deadline first behind a gate; nobody waits while an
-    instance is idle. What is asked of it is `Policy` in scheduler_state.py; knobs.py has the other one."""
+    """Answers within the SLO, or rejects early: earliest deadline first, behind a gate.
+
+    No request waits while an instance is idle. scheduler_state.py has the interface, `Policy`, and
+    fixed_batching.py the other policy.
+    """
 
     by_shape = True
     preserve_ordering = False

@@ -1,5 +1,7 @@
-"""What a model is asked to do about time: promise a latency, or obey Triton's knobs. Plain settings, never
-compiled: they are read from JSON by the types that they declare, of which a compiled class keeps half.
+"""What a model is to do about time: promise a latency, or use fixed batching settings, as Triton does.
+
+Plain settings, never compiled: they are read from JSON by the types that they declare, of which a compiled
+class keeps half.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class FixedBatching:
     """Triton's dynamic_batching, with Triton's meaning; the defaults batch whatever waits, at once."""
 
     max_batch: int

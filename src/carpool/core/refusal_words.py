@@ -68,10 +68,10 @@ _LONGER = "raise the deadline (slo_ms, or the request's own)"
 _WORDS = ("message", "field", "numbers", "predicted_ms", "retry_after_s")
 
 
-def turned_away(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
+def turned_away(model: str, job: Job, refusal: Refusal, *, fixed: bool) -> CarpoolError:
     """Returns the same as `refused`, for who may not need the words."""
-    if knobs or refusal.reason not in _IN_NUMBERS:
-        return refused(model, job, refusal, knobs=knobs)
+    if fixed or refusal.reason not in _IN_NUMBERS:
+        return refused(model, job, refusal, fixed=fixed)
     return RefusalInNumbers(model, refusal)
 
 
@@ -84,7 +84,7 @@ def dropped(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpoo
     return RefusalInNumbers(model, refusal)
 
 
-def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
+def refused(model: str, job: Job, refusal: Refusal, *, fixed: bool) -> CarpoolError:
     """Returns a rejection at the gate."""
     reason = refusal.reason
     if reason is Reason.TOO_LARGE:
@@ -97,7 +97,7 @@ def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolEr
         why = f"{model} is down and is being restarted"
         numbers = {**_deadline(job), "waiting": refusal.waiting}
         return Unavailable(why, reason=reason.value, numbers={**numbers, **again})
-    if reason is Reason.QUEUE_FULL and knobs:
+    if reason is Reason.QUEUE_FULL and fixed:
         numbers = {**_deadline(job), "waiting": refusal.waiting, "max_waiting": refusal.most}
         return Unavailable("Exceeds maximum queue size", reason="queue-full", numbers=numbers)
     return in_words(model, refusal)

@@ -15,6 +15,7 @@ from carpool.core.background import BackgroundTurn
 from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
+from carpool.core.fixed_batching import FixedBatchingPolicy
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import (
     DONE,
@@ -29,9 +30,8 @@ from carpool.core.job import (
     Refusal,
     Terms,
 )
-from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Lag
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.queue import Lane
 from carpool.core.scheduler_state import Policy, SchedulerState
 from carpool.core.shares import ORDINARY
@@ -56,7 +56,7 @@ class Scheduler(SchedulerState):
     def __init__(
         self,
         curve: BatchCurve,
-        settings: Promise | Knobs,
+        settings: Promise | FixedBatching,
         instances: int = 1,
         constants: Constants = CONSTANTS,
     ) -> None:
@@ -64,7 +64,7 @@ class Scheduler(SchedulerState):
         if isinstance(settings, Promise):
             policy, slo = PromisePolicy(settings, curve, constants), settings.slo
         else:
-            policy, slo = KnobsPolicy(settings), INFINITY
+            policy, slo = FixedBatchingPolicy(settings), INFINITY
         super().__init__(curve, policy, slo, instances, constants)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []

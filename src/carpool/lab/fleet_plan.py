@@ -9,7 +9,7 @@ from random import Random
 
 from carpool.core.curve import BatchCurve, expected_p99, promised_batch
 from carpool.core.numerals import numeral as _n
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scaling import ScalingRule
 from carpool.lab.fleet_day import DayReport, fluid_day, largest_step, rates_of
 from carpool.lab.machine_share import UNSHARED, Machine, replica_memory_mb
@@ -438,12 +438,12 @@ def _with_scaling(q: FleetQuestion, plan: FleetPlan) -> FleetPlan:
 
 
 def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, bool]:
-    """Returns the best of two small delays with fixed knobs, and whether it beats not waiting."""
+    """Returns the best of two small delays with fixed settings, and whether it beats not waiting."""
     scenario = _scenario(q, replicas)
     tried = []
     for share in (20, 10):
         delay = q.slo / share
-        out = measure(replace(scenario, settings=Knobs(max_batch(q.curve, q.slo), max_delay=delay)))
+        out = measure(replace(scenario, settings=FixedBatching(max_batch(q.curve, q.slo), max_delay=delay)))
         what = f"knobs, {delay * 1e3:g} ms delay"
         tried.append(Check(what, replicas, q.rate, out.attainment, out.p50_ms, out.p99_ms))
     best = min(tried, key=lambda check: check.p99_ms)

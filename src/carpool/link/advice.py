@@ -281,7 +281,7 @@ def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ..
     refusal = refusal_of(reason, verdict[2:])
     terms = refusal.terms
     less = terms._replace(deadline=min(terms.deadline, job.deadline - job.arrived))
-    return refused(entry.name, job, refusal._replace(terms=less), knobs=False)
+    return refused(entry.name, job, refusal._replace(terms=less), fixed=False)
 
 
 def _behind(entry: ModelEntry, waited: float) -> Refused:

@@ -13,7 +13,7 @@ from typing import Any
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Ride, Traffic, poisson_between
@@ -237,7 +237,7 @@ class Scenario:
 
     curve: BatchCurve
     slo: float
-    settings: Promise | Knobs
+    settings: Promise | FixedBatching
     rate: float
     traffic: Traffic = field(default_factory=Poisson)
     instances: int = 1
@@ -407,13 +407,13 @@ def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
     )
 
 
-def contenders(scenario: Scenario, knobs: Knobs) -> dict[str, Scenario]:
-    """Returns the same traffic under a promise, under these knobs, with no delay at all, and one by one."""
+def contenders(scenario: Scenario, fixed: FixedBatching) -> dict[str, Scenario]:
+    """Returns the same traffic under a promise, with these settings, without a delay, and one by one."""
     return {
-        "promise": replace(scenario, settings=Promise(scenario.slo, knobs.max_batch)),
-        "knobs": replace(scenario, settings=knobs),
-        "eager": replace(scenario, settings=Knobs(knobs.max_batch)),
-        "batch-1": replace(scenario, settings=Knobs(1)),
+        "promise": replace(scenario, settings=Promise(scenario.slo, fixed.max_batch)),
+        "knobs": replace(scenario, settings=fixed),
+        "eager": replace(scenario, settings=FixedBatching(fixed.max_batch)),
+        "batch-1": replace(scenario, settings=FixedBatching(1)),
     }
 
 

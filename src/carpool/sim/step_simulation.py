@@ -16,7 +16,7 @@ from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.remaining import Booking, Remaining, Step
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
@@ -130,7 +130,7 @@ class StepSimulation:
     def __init__(
         self,
         steps: Sequence[StepPlan],
-        settings: Promise | Knobs,
+        settings: Promise | FixedBatching,
         seconds: Seconds,
         *,
         shared: bool = False,
@@ -309,7 +309,7 @@ class StepSimulation:
         ride.jobs.clear()
 
 
-def _settings(settings: Promise | Knobs, step: StepPlan) -> Promise | Knobs:
+def _settings(settings: Promise | FixedBatching, step: StepPlan) -> Promise | FixedBatching:
     if isinstance(settings, Promise):
         return Promise(step.slo or settings.slo, step.curve.max_batch, settings.max_queue)
     most = 1 if settings.max_batch == 1 else step.curve.max_batch

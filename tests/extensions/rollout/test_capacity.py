@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.curve import BatchCurve
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.extensions.rollout.capacity import MINUTES, Carrier, MinuteRates, carries
 
 FAST = Carrier("1", BatchCurve.parse("4+1"), 1, Promise(0.05, 32))
@@ -50,8 +50,8 @@ def test_one_that_carries_nothing_is_not_enough_even_without_arrivals() -> None:
 
 
 def test_without_a_promise_there_is_nothing_to_break() -> None:
-    knobs = FAST._replace(policy=Knobs(8))
-    assert carries(knobs, knobs, [100.0])["enough"]
+    fixed = FAST._replace(policy=FixedBatching(8))
+    assert carries(fixed, fixed, [100.0])["enough"]
 
 
 def test_arrivals_are_remembered_by_the_minute() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job, Reason, Refusal
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.extensions.sequences.law import LiveSequence, SequenceShare, SequenceStep
 from carpool.extensions.sequences.pinned import pin
@@ -20,8 +20,8 @@ MAX_BATCH = 4
 CURVE = BatchCurve.parse("4+1", MAX_BATCH)
 LONGEST = CURVE.times[MAX_BATCH]
 
-knobs = st.builds(
-    Knobs,
+fixed = st.builds(
+    FixedBatching,
     max_batch=st.just(MAX_BATCH),
     preferred=st.sampled_from([(), (4,), (2, 3)]),
     max_delay=st.sampled_from([0.0, 0.003, 0.02]),
@@ -39,10 +39,12 @@ arrivals = st.lists(
 
 
 class Play:
-    def __init__(self, policy: Promise | Knobs) -> None:
+    def __init__(self, policy: Promise | FixedBatching) -> None:
         self.core = Scheduler(CURVE, policy, 3)
-        pin(self.core, policy if isinstance(policy, Knobs) else None)
-        self.delay = policy.max_delay if isinstance(policy, Knobs) else INFINITY  # else its deadline counts
+        pin(self.core, policy if isinstance(policy, FixedBatching) else None)
+        self.delay = (
+            policy.max_delay if isinstance(policy, FixedBatching) else INFINITY
+        )  # else its deadline counts
         self.now = 0.0
         self.look_again: float | None = None
         self.running: list[tuple[float, Batch]] = []
@@ -117,9 +119,9 @@ class Play:
 
 
 @settings(max_examples=many(400), deadline=None)
-@given(knobs, arrivals)
-def test_with_knobs_all_run_where_they_belong_in_order_and_in_time(
-    policy: Knobs, listed: list[tuple[int, float, str, bool]]
+@given(fixed, arrivals)
+def test_with_fixed_all_run_where_they_belong_in_order_and_in_time(
+    policy: FixedBatching, listed: list[tuple[int, float, str, bool]]
 ) -> None:
     play = Play(policy)
     play.everything(listed)
@@ -138,7 +140,7 @@ def test_with_a_promise_each_runs_where_it_belongs_or_is_told(
 
 
 def test_an_idle_instance_takes_nothing_of_one_that_is_busy() -> None:
-    play = Play(Knobs(max_batch=1, across_shapes=True))
+    play = Play(FixedBatching(max_batch=1, across_shapes=True))
     for instance in (0, 0, 0, 2):
         play.offer(instance, "")
     assert [job.payload.instance for job in play.started] == [0, 2]

@@ -14,7 +14,7 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.core.scheduler import Scheduler
 from carpool.extensions.sequences.law import Bounds, Dropped, Sequences, SequenceStep, Why
 from carpool.extensions.sequences.pinned import pin
@@ -38,10 +38,10 @@ class Story:
     ) -> None:
         rows = 4 // instances
         settings = SequenceSettings(strategy, 0, IDLE, min_utilization=min_utilization, max_delay=max_delay)
-        knobs = settings.knobs(Knobs(max_batch=rows, preserve_ordering=preserve_ordering))
+        fixed = settings.fixed(FixedBatching(max_batch=rows, preserve_ordering=preserve_ordering))
         self.direct = strategy == DIRECT
-        self.core = Scheduler(CURVE, knobs, instances)
-        pin(self.core, knobs)
+        self.core = Scheduler(CURVE, fixed, instances)
+        pin(self.core, fixed)
         self.law = Sequences(instances, settings.places(rows), IDLE, Bounds(1000, 1000, 1000, INFINITY))
         self.now = 0.0
         self.names: dict[Job, str] = {}

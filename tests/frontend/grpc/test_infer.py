@@ -266,7 +266,7 @@ def test_metadata_gives_a_deadline_and_a_source(front: FrontEnd, connected: grpc
     assert call.arrived < call.deadline <= call.arrived + 1.5005
 
 
-def test_the_timeout_parameter_is_a_deadline_without_knobs(front: FrontEnd, connected: grpc.Channel) -> None:
+def test_the_timeout_parameter_is_a_deadline_without_fixed(front: FrontEnd, connected: grpc.Channel) -> None:
     request = image_request("image-eager")
     request.parameters["timeout"].int64_param = 250_000
     infer(connected, request)

@@ -8,11 +8,11 @@ from typing import Any
 from carpool.lab.load.tally import Histogram
 from carpool.lab.sweep.sweep_prediction import Predicted
 from carpool.lab.sweep.sweep_results import Results
-from carpool.lab.sweep.sweep_runs import KNOBS, PROMISE, MeasuredRun, Setting, pack
+from carpool.lab.sweep.sweep_runs import FIXED, PROMISE, MeasuredRun, Setting, pack
 
 SLO_MS = 50.0
 CAPACITY = 100.0
-PROMISED, DELAYED = Setting(PROMISE, SLO_MS), Setting(KNOBS, None, 10.0, 8)
+PROMISED, DELAYED = Setting(PROMISE, SLO_MS), Setting(FIXED, None, 10.0, 8)
 
 
 def run(setting: str, rate: float, repeat: int = 0, **changes: Any) -> MeasuredRun:

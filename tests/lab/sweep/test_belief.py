@@ -17,7 +17,7 @@ from carpool.lab.sweep.sweep_prediction import (
     read_basis,
     read_profile,
 )
-from carpool.lab.sweep.sweep_runs import AS_IS, KNOBS, PROMISE, Setting, Watcher
+from carpool.lab.sweep.sweep_runs import AS_IS, FIXED, PROMISE, Setting, Watcher
 
 BELIEF = CurveEstimate(BatchCurve.parse("40+10", 16), 1, SERVER)
 
@@ -28,9 +28,9 @@ def test_the_servers_profile_is_believed() -> None:
     assert found is not None
     assert (found.text, found.instances, found.slo_ms, found.curve.max_batch) == ("1:5,8:12", 2, 50.0, 16)
     assert found.max_delay_ms is None
-    knobs = read_profile(document | {"promise": None, "knobs": {"max_delay_ms": 3.0}})
-    assert knobs is not None
-    assert (knobs.slo_ms, knobs.max_delay_ms) == (None, 3.0)
+    fixed = read_profile(document | {"promise": None, "knobs": {"max_delay_ms": 3.0}})
+    assert fixed is not None
+    assert (fixed.slo_ms, fixed.max_delay_ms) == (None, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_loads_are_multiples_of_what_can_be_promised() -> None:
 
 
 def test_the_prediction_is_the_simulators() -> None:
-    settings = [Setting(PROMISE, 500.0), Setting(KNOBS, None, 0.0, 16)]
+    settings = [Setting(PROMISE, 500.0), Setting(FIXED, None, 0.0, 16)]
     found = predict(settings, [10.0, 200.0], BELIEF, 500.0, seconds=8.0)
     at = {(point.setting, point.rate): point for point in found}
     assert at["promise 500 ms", 10.0].attainment == pytest.approx(1, abs=0.01)

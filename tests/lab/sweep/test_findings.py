@@ -41,15 +41,15 @@ def test_the_best_point_answers_most_while_nearly_everybody_is_in_time() -> None
 
 
 def test_what_was_found_in_words() -> None:
-    promise, knobs = results().words()
+    promise, fixed = results().words()
     assert promise == (
         "promise 50 ms: 90/s within 50 ms at load 0.9 (90/s), p99 44.8 ms. At load 1.5 (150/s), the highest, "
         "100/s are answered within the SLO, 33.3 % rejected, p99 of responses 21 ms."
     ).replace("44.8", f"{results().rows[1].p99_ms:.3g}").replace(
         "21 ms", f"{results().rows[2].p99_ms:.3g} ms"
     )
-    assert knobs.startswith("knobs 10 ms, batch 8: 90/s within 50 ms at load 0.9 (90/s)")
-    assert "0/s are answered within the SLO, p99 of responses 200 ms" in knobs
+    assert fixed.startswith("knobs 10 ms, batch 8: 90/s within 50 ms at load 0.9 (90/s)")
+    assert "0/s are answered within the SLO, p99 of responses 200 ms" in fixed
     nowhere = sentences(rows_of([run("a", 10.0, ms=[200.0] * 100)], ["a"]), ["a"], SLO_MS)
     assert "no point had 99% answered within 50 ms; nearest at load 0.1 (10/s): 0.0 % of 10/s" in nowhere[0]
     unfinished = results(runs=tuple(runs()[:5])).words()

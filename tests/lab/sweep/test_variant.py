@@ -7,13 +7,13 @@ import pytest
 
 from carpool.config.repository import find_models, read_model
 from carpool.config.toml import read_toml
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.demo import bundled_models
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.conduct import check_place, make_variant, toml_with_knobs
-from carpool.lab.sweep.sweep_runs import KNOBS, Setting
+from carpool.lab.sweep.conduct import check_place, make_variant, toml_with_fixed
+from carpool.lab.sweep.sweep_runs import FIXED, Setting
 
-SETTING = Setting(KNOBS, None, 5.0, 4)
+SETTING = Setting(FIXED, None, 5.0, 4)
 PBTXT = """
 name: "triton" backend: "onnxruntime" max_batch_size: 16
 dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }
@@ -27,7 +27,7 @@ def test_the_demo_detector_keeps_everything_but_its_promise(tmp_path: Path) -> N
     (source,), _ = find_models([bundled_models() / "nanodet"])
     folder = make_variant(source, source.config.path, SETTING, tmp_path / "1")
     changed, _ = read_model(folder)
-    assert changed.config.policy == Knobs(4, max_delay=0.005)
+    assert changed.config.policy == FixedBatching(4, max_delay=0.005)
     assert changed.config.max_batch == 4
     assert changed.versions[0].file is not None
     for name in ("name", "task", "image", "detect", "labels", "backend"):
@@ -41,10 +41,10 @@ def test_a_file_without_settings_gets_some(tmp_path: Path) -> None:
     (home / "net.onnx").write_bytes(b"")
     (home / "other.onnx").write_bytes(b"")
     (source,), _ = find_models([home / "net.onnx"])
-    setting = Setting(KNOBS, None, 0.0)
+    setting = Setting(FIXED, None, 0.0)
     changed, _ = read_model(make_variant(source, home / "net.onnx", setting, tmp_path / "1"))
     assert (changed.config.name, changed.config.file) == ("net", "net.onnx")
-    assert isinstance(changed.config.policy, Knobs)
+    assert isinstance(changed.config.policy, FixedBatching)
     assert changed.config.max_batch is None, "as the file says"
 
 
@@ -55,10 +55,10 @@ def test_a_triton_model_keeps_everything_but_its_batching(tmp_path: Path) -> Non
     (home / "config.pbtxt").write_text(PBTXT)
     before, _ = read_model(home)
     changed, _ = read_model(make_variant(before, home, SETTING, tmp_path / "variants"))
-    assert changed.config.policy == Knobs(4, max_delay=0.005)
+    assert changed.config.policy == FixedBatching(4, max_delay=0.005)
     for name in ("inputs", "outputs", "parameters", "backend"):
         assert getattr(changed.config, name) == getattr(before.config, name)
-    whole, _ = read_model(make_variant(before, home, Setting(KNOBS, None, 1.0), tmp_path / "more"))
+    whole, _ = read_model(make_variant(before, home, Setting(FIXED, None, 1.0), tmp_path / "more"))
     assert whole.config.max_batch == 16
 
 
@@ -71,11 +71,11 @@ def test_settings_survive_the_rewriting(tmp_path: Path) -> None:
         "input": [{"name": "x", "datatype": "FP32", "shape": [1, -1]}],
         "parameters": {"a key": "v", "n": 1.5},
     }
-    again = tomllib.loads(toml_with_knobs(settings, SETTING))
+    again = tomllib.loads(toml_with_fixed(settings, SETTING))
     expected = {key: value for key, value in settings.items() if key not in ("slo_ms", "batching")}
     assert again == expected | {"batching": {"max_delay_ms": 5.0}, "max_batch": 4}
     plain = {"task": "raw", "parameters": {"k": "v"}}
-    (tmp_path / "model.toml").write_text(toml_with_knobs(plain, SETTING))
+    (tmp_path / "model.toml").write_text(toml_with_fixed(plain, SETTING))
     assert read_toml(tmp_path / "model.toml").parameters == {"k": "v"}
 
 

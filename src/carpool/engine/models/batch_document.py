@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.observe.statistics import RECENT_S, RecentBatches
 
@@ -43,7 +43,7 @@ def batch_document(served: Served, scheduler: Scheduler, seats: int, now: float)
             "instances": [[i.speed.mean, i.speed.cautious] for i in list(scheduler.instances)[::seats]],
         },
         "promise": _promise(scheduler.curve, policy, len(scheduler.instances)),
-        "knobs": _knobs(policy),
+        "knobs": _fixed(policy),
         "recent": _recent(served.counters.recent, now),
         "choices": list(served.choices),
     }
@@ -83,8 +83,8 @@ def _promise(curve: BatchCurve, policy: object, instances: int) -> dict[str, Any
     }
 
 
-def _knobs(policy: object) -> dict[str, Any] | None:
-    if not isinstance(policy, Knobs):
+def _fixed(policy: object) -> dict[str, Any] | None:
+    if not isinstance(policy, FixedBatching):
         return None
     return {
         "max_batch": policy.max_batch,

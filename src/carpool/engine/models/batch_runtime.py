@@ -17,7 +17,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.batch_document import batch_document
@@ -116,8 +116,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if chosen:
             log.debug("choice", model=served.name, why=chosen)
             served.choices = (*served.choices, chosen)
-        knobs = isinstance(policy, Knobs)
-        self._driver = driver = Driver(served.name, scheduler, knobs, self, loop, timeout)
+        fixed = isinstance(policy, FixedBatching)
+        self._driver = driver = Driver(served.name, scheduler, fixed, self, loop, timeout)
         stand = first(part.before(served, driver, loop) for part in parts if part.before is not None)
         devices = self._parts.devices
         if timeout is None or timeout >= STOPPED_S:

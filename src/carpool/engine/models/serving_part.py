@@ -14,7 +14,7 @@ from carpool.backends.backend import Backend
 from carpool.config.asked_extensions import asked_extensions
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.engine.loading.loading import Ready
 from carpool.engine.models.runtime import EngineParts, Runtime
 from carpool.engine.models.served import Served
@@ -66,7 +66,7 @@ class Seating(NamedTuple):
     """Describes instances that take requests apart from each other, and not in one batch at a time."""
 
     seats: int  # of each instance: requests that it runs at once
-    policy: Promise | Knobs
+    policy: Promise | FixedBatching
     executors: Callable[[Backend, Signature, Report, AbstractEventLoop], Sequence[Executes]]
     """Makes what runs the requests of an instance, one for each of its seats."""
 

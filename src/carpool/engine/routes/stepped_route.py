@@ -167,6 +167,6 @@ class SteppedRoute:
             )
             refusal = remaining.refuses(number, job, self.slo, now, alone=alone)
             if refusal is not None:
-                raise turned_away(self.name, work, refusal, knobs=False)
+                raise turned_away(self.name, work, refusal, fixed=False)
             probe = probe or job.probe
         return remaining.enters(self.slo, work.deadline, probe=probe)

@@ -16,7 +16,7 @@ import numpy as np
 
 from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve, sizes
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.run.batch import Outcome, Watcher, Work
 from carpool.engine.run.driver import Driver
@@ -59,8 +59,10 @@ def batched(
     """
     if slo_ms is not None and max_delay_ms:
         raise ValueError("slo_ms and max_delay_ms exclude each other: give one of them")
-    policy: Promise | Knobs = (
-        Knobs(max_batch, max_delay=max_delay_ms / 1e3) if slo_ms is None else Promise(slo_ms / 1e3, max_batch)
+    policy: Promise | FixedBatching = (
+        FixedBatching(max_batch, max_delay=max_delay_ms / 1e3)
+        if slo_ms is None
+        else Promise(slo_ms / 1e3, max_batch)
     )
 
     def decorate(function: Callable[[list[Item]], Sequence[Result]]) -> Callable[[Item], Pending[Result]]:
@@ -118,7 +120,10 @@ class _Gatherer:
     """Holds one scheduler for one function, on a loop in a thread of its own, made at the first call."""
 
     def __init__(
-        self, function: Callable[[list[Any]], Sequence[Any]], policy: Promise | Knobs, curve: str | None
+        self,
+        function: Callable[[list[Any]], Sequence[Any]],
+        policy: Promise | FixedBatching,
+        curve: str | None,
     ) -> None:
         self._backend = _Function(function)
         self._name = getattr(function, "__name__", "function")
@@ -178,8 +183,8 @@ class _Gatherer:
         )
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=f"{self._name}-batcher", daemon=True).start()
-        knobs = isinstance(self._policy, Knobs)
-        driver = Driver(self._name, Scheduler(curve, self._policy), knobs, Watcher(), self._loop)
+        fixed = isinstance(self._policy, FixedBatching)
+        driver = Driver(self._name, Scheduler(curve, self._policy), fixed, Watcher(), self._loop)
         largest = self._policy.max_batch
         executor = Executor(self._backend, signature, largest, largest, driver.report)
         self._loop.call_soon_threadsafe(driver.place, driver.scheduler.instances[0], executor)
@@ -189,7 +194,7 @@ class _Gatherer:
         largest = self._policy.max_batch
         if self._curve is not None:
             return BatchCurve.parse(self._curve, largest)
-        if isinstance(self._policy, Knobs):
+        if isinstance(self._policy, FixedBatching):
             return BatchCurve.linear(0.001, 0.001, largest)
         points = []
         began = monotonic()

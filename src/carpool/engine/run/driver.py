@@ -67,14 +67,14 @@ class Driver:
         self,
         model: str,
         scheduler: Scheduler,
-        knobs: bool,
+        fixed: bool,
         watcher: Watcher,
         loop: asyncio.AbstractEventLoop,
         execution_timeout: float | None = None,
     ) -> None:
         self._model = model
         self.scheduler = scheduler
-        self._knobs = knobs
+        self._fixed = fixed
         self._watcher = watcher
         self._loop = loop
         self._execution_timeout = execution_timeout
@@ -128,7 +128,7 @@ class Driver:
             if refusal is None:
                 self._open.add(work)
             else:
-                self._turn_away(work, turned_away(self._model, work, refusal, knobs=self._knobs))
+                self._turn_away(work, turned_away(self._model, work, refusal, fixed=self._fixed))
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
         if not self._turn_planned:
             if self._is_worth_a_turn(now):

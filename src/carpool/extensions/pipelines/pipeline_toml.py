@@ -19,7 +19,7 @@ from carpool.config.settings_part import SettingsPart, TritonPart, why_not
 from carpool.config.table import TomlTable, extension_of
 from carpool.config.toml import MAX_VERSION, read_versions
 from carpool.config.toml_text import parse_toml
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.errors import ConfigError
 from carpool.extensions import installed
 from carpool.extensions.pipelines.settings import (
@@ -145,7 +145,7 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
     data = parse_toml(text, str(path))
     top = _part(str(path), "", "", data, _Lines(text))
     slo_ms = top.number("slo_ms", 0, 1e7, above=True)
-    policy: Promise | Knobs = eager_policy() if slo_ms is None else Promise(slo_ms / 1e3, 1)
+    policy: Promise | FixedBatching = eager_policy() if slo_ms is None else Promise(slo_ms / 1e3, 1)
     may_grow = top.flag("slo_may_grow")
     if may_grow and slo_ms is None:
         raise top.error("slo_may_grow", "needs slo_ms: without an SLO there is nothing to raise")

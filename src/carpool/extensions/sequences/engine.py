@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.engine.models.served import Served
 from carpool.engine.models.serving_part import ServingPart, Stand
 from carpool.engine.run.driver import Driver
@@ -20,7 +20,7 @@ def _before(served: Served, driver: Driver, loop: asyncio.AbstractEventLoop) -> 
         return None
     served.signature = replace(served.signature, told=True)
     policy = served.config.policy
-    pin(driver.scheduler, settings.knobs(policy) if isinstance(policy, Knobs) else None)
+    pin(driver.scheduler, settings.fixed(policy) if isinstance(policy, FixedBatching) else None)
     return SequenceRoute(served.name, driver, settings, loop, served.counters.row, served.slo)
 
 

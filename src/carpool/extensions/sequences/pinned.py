@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import Constants
+from carpool.core.fixed_batching import FixedBatchingPolicy
 from carpool.core.instance import Instance
 from carpool.core.job import GivenUp, Job
-from carpool.core.knobs import KnobsPolicy
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.core.queue import Lane, Lanes
 from carpool.core.scheduler_state import SchedulerState
 from carpool.extensions.sequences.law import SequenceStep
@@ -62,13 +62,13 @@ class PinnedPromise(PromisePolicy):
         return super().take(core, instance, now, given_up)
 
 
-class PinnedKnobs(KnobsPolicy):
+class PinnedFixedBatching(FixedBatchingPolicy):
     """Nothing is set aside ahead of time: that would be for whichever instance is free first."""
 
     looks_ahead = False
     lanes: PinnedLanes
 
-    def __init__(self, settings: Knobs) -> None:
+    def __init__(self, settings: FixedBatching) -> None:
         super().__init__(settings)
         self._waits: dict[int, float] = {}  # by instance: until when its requests gather
 
@@ -92,17 +92,17 @@ class PinnedKnobs(KnobsPolicy):
         return jobs, min((until for until in self._waits.values() if until > now), default=None)
 
 
-def pin(scheduler: SchedulerState, settings: Knobs | None) -> None:
-    """From now on, before it has any, its jobs are `SequenceStep`s. Knobs have to gather across shapes, which
-    keeps them from looking ahead."""
+def pin(scheduler: SchedulerState, settings: FixedBatching | None) -> None:
+    """Makes `SequenceStep`s of the jobs to come, before it has any. Fixed settings have to gather across
+    shapes, which keeps them from looking ahead."""
     constants, old = scheduler.constants, scheduler.policy
-    policy: PinnedPromise | PinnedKnobs
+    policy: PinnedPromise | PinnedFixedBatching
     if settings is None:
         assert isinstance(old, PromisePolicy)
         policy = PinnedPromise(old.settings, scheduler.curve, constants)
     else:
         assert settings.across_shapes
-        policy = PinnedKnobs(settings)
+        policy = PinnedFixedBatching(settings)
     lanes = PinnedLanes(len(scheduler.instances), by_shape=policy.by_shape, constants=constants)
     scheduler.policy, scheduler.lanes = policy, lanes
     policy.lanes = lanes

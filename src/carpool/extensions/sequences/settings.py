@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class SequenceSettings:
         """Returns the sequences that one instance has at a time."""
         return (self.max_candidates if self.strategy == OLDEST else 0) or max(1, max_batch)
 
-    def knobs(self, policy: Knobs) -> Knobs:
+    def fixed(self, policy: FixedBatching) -> FixedBatching:
         """How batches close: not at another shape; and with the direct strategy, when enough of the slots
         have a request, or it has waited for that long enough."""
         policy = replace(policy, across_shapes=True)

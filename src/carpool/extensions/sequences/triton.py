@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.config import rules
 from carpool.config.model import Mode, ModelConfig, eager_policy
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.extensions.sequences.settings import (
     CORRID,
     DEFAULT_IDLE_S,
@@ -124,14 +124,14 @@ def with_policy(source: TextSource, config: ModelConfig) -> ModelConfig:
     oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
     if any(size < 1 for size in oldest.preferred_batch_size):
         raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")
-    knobs = replace(
+    fixed = replace(
         eager_policy(),
         preferred=tuple(sorted(set(oldest.preferred_batch_size))),
         max_delay=oldest.max_queue_delay_microseconds / 1e6,
         preserve_ordering=oldest.preserve_ordering,
     )
-    mode = Mode.EAGER if knobs == eager_policy() else Mode.KNOBS
-    return replace(config, mode=mode, policy=knobs)
+    mode = Mode.EAGER if fixed == eager_policy() else Mode.FIXED
+    return replace(config, mode=mode, policy=fixed)
 
 
 # ---- and back ----------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def as_document(config: ModelConfig) -> dict[str, object]:
     return {} if settings is None else {_AT: sequences_document(settings, config.policy)}
 
 
-def sequences_document(settings: SequenceSettings, policy: Knobs | Promise) -> dict[str, object]:
+def sequences_document(settings: SequenceSettings, policy: FixedBatching | Promise) -> dict[str, object]:
     """Returns it with the names and defaults of Triton's JSON; the policy's batches are those of the oldest
     strategy."""
-    knobs = policy if isinstance(policy, Knobs) else Knobs(max_batch=policy.max_batch)
+    fixed = policy if isinstance(policy, FixedBatching) else FixedBatching(max_batch=policy.max_batch)
     document: dict[str, object] = {
         "max_sequence_idle_microseconds": round(settings.idle * 1e6),
         "control_input": [
@@ -168,9 +168,9 @@ def sequences_document(settings: SequenceSettings, policy: Knobs | Promise) -> d
     if settings.strategy == OLDEST:
         document["oldest"] = {
             "max_candidate_sequences": settings.max_candidates,
-            "preferred_batch_size": list(knobs.preferred),
-            "max_queue_delay_microseconds": round(knobs.max_delay * 1e6),
-            "preserve_ordering": knobs.preserve_ordering,
+            "preferred_batch_size": list(fixed.preferred),
+            "max_queue_delay_microseconds": round(fixed.max_delay * 1e6),
+            "preserve_ordering": fixed.preserve_ordering,
         }
     else:
         document["direct"] = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from carpool.backends.backend import Backend
 from carpool.config.model import Mode
-from carpool.core.objectives import Knobs
+from carpool.core.objectives import FixedBatching
 from carpool.engine.loading.loading import Ready
 from carpool.engine.models.served import Served
 from carpool.engine.models.serving_part import Seating, ServingPart, Stand
@@ -21,7 +21,9 @@ from carpool.types import Signature
 
 def _seating(ready: Ready) -> Seating:
     seats, policy = places_of(ready.backends[0]), ready.config.policy
-    if seats > 1 and isinstance(policy, Knobs):  # each seat takes one request, which waits for no others
+    if seats > 1 and isinstance(
+        policy, FixedBatching
+    ):  # each seat takes one request, which waits for no others
         policy = replace(policy, preferred=(1,), max_delay=0.0)
     return Seating(seats, policy, _executors)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.config.model import ModelConfig
 from carpool.config.settings_part import SettingsPart
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.errors import ConfigError
 
 
@@ -13,7 +13,7 @@ def _check(config: ModelConfig) -> None:
     promises = isinstance(config.policy, Promise)
     on_device = config.image is not None and config.image.decode == "device"
     reshaped = any(tensor.reshape is not None for tensor in config.inputs + config.outputs)
-    ordered = isinstance(config.policy, Knobs) and config.policy.preserve_ordering
+    ordered = isinstance(config.policy, FixedBatching) and config.policy.preserve_ordering
     other = config.backend or "this one"
     unfit = {
         f"it is for Python models; {other} gives one response to each request": config.backend != "python",

@@ -128,7 +128,7 @@ class TextLoop:
                 self._open[number] = job
                 self._changed.notify()  # whoever it is asks for all
                 return None
-        return turned_away(self._model, Job(job.arrived, job.first_due), refusal, knobs=False)
+        return turned_away(self._model, Job(job.arrived, job.first_due), refusal, fixed=False)
 
     def cancel(self, number: int) -> None:
         """Nothing is told of it any more."""

@@ -1,6 +1,7 @@
 """Leads a sweep from beginning to end: servers up, the curve known, one run after the other, servers down.
 
-A server of our own has the model with other knobs, on free loopback ports. It is linked, not copied.
+A server of our own has the model with other batching settings, on free loopback ports. The model is
+linked, not copied.
 """
 
 from __future__ import annotations
@@ -84,18 +85,18 @@ def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path
         if entry.name not in (PBTXT, TOML):
             (folder / entry.name).symlink_to(entry.resolve())
     if (home / PBTXT).exists():
-        text = pbtxt_with_knobs(read_settings(home / PBTXT), setting)
+        text = pbtxt_with_fixed(read_settings(home / PBTXT), setting)
         (folder / PBTXT).write_text(text, "utf-8")
         return folder
     before = read_settings(home / TOML) if (home / TOML).exists() else ""
     settings = tomllib.loads(before)
     if place.is_file():
         settings["file"] = place.name
-    (folder / TOML).write_text(toml_with_knobs(settings, setting), "utf-8")
+    (folder / TOML).write_text(toml_with_fixed(settings, setting), "utf-8")
     return folder
 
 
-def toml_with_knobs(settings: dict[str, Any], setting: Setting) -> str:
+def toml_with_fixed(settings: dict[str, Any], setting: Setting) -> str:
     """Returns the settings without the model's own promise and batching."""
     own = ("slo_ms", "slo_may_grow", "batching", "name")
     kept = {key: value for key, value in settings.items() if key not in own}
@@ -114,7 +115,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str | bool) else str(value)
 
 
-def pbtxt_with_knobs(text: str, setting: Setting) -> str:
+def pbtxt_with_fixed(text: str, setting: Setting) -> str:
     from google.protobuf import text_format
 
     from carpool.config.triton_text import read_text
@@ -317,7 +318,9 @@ class _Stage:
 
     async def find_out(self) -> SweepBasis:
         order = self.order
-        last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
+        last = order.settings[
+            -1
+        ]  # fixed settings, if there are any: they form larger batches than a promise may want
         aim = self.aims[last.name]
         self.progress.step("reading the batch times")
         if order.steps:

@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.core.curve import BatchCurve, CurveError, slo_capacity
 from carpool.core.numerals import numeral
-from carpool.core.objectives import Knobs, Promise
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.errors import InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.generator import run
@@ -108,9 +108,9 @@ def read_profile(document: Any) -> CurveEstimate | None:
     try:
         points = [(int(size), float(ms) / 1e3) for size, ms in document["curve"]]
         instances = int(document["instances"])
-        promise, knobs = document.get("promise"), document.get("knobs")
+        promise, fixed = document.get("promise"), document.get("knobs")
         slo_ms = float(promise["slo_ms"]) if promise else None
-        delay = float(knobs["max_delay_ms"]) if knobs else None
+        delay = float(fixed["max_delay_ms"]) if fixed else None
         largest = min(max(int(document.get("max_batch", 1)), *(size for size, _ in points)), _LARGEST)
         return CurveEstimate(BatchCurve.measured(points, largest), max(1, instances), SERVER, slo_ms, delay)
     except (TypeError, KeyError, ValueError, AttributeError, CurveError):
@@ -172,10 +172,10 @@ def predict(
     found = []
     for setting, rate in product(settings, line):
         largest = setting.max_batch or belief.curve.max_batch
-        policy: Promise | Knobs = Promise((setting.slo_ms or slo_ms) / 1e3, largest)
+        policy: Promise | FixedBatching = Promise((setting.slo_ms or slo_ms) / 1e3, largest)
         delay_ms = belief.max_delay_ms if setting.kind == AS_IS else setting.max_delay_ms
         if delay_ms is not None:
-            policy = Knobs(largest, max_delay=delay_ms / 1e3)
+            policy = FixedBatching(largest, max_delay=delay_ms / 1e3)
         lasts = min(max(seconds, 4 * slo_ms / 1e3, 20 / rate), _MOST_REQUESTS / rate)
         scenario = Scenario(
             BatchCurve(belief.curve.points, largest),

@@ -22,7 +22,7 @@ from carpool.lab.load.facts import TRUSTING, Trust
 from carpool.lab.load.load_report import LoadReport
 from carpool.lab.load.tally import Answer, Histogram, Kind, Ticket
 
-PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
+PROMISE, FIXED, AS_IS = "promise", "knobs", "as it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Setting:
         """Returns a name for people and files, which is different for any two settings of a sweep."""
         if self.kind == PROMISE:
             return f"promise {self.slo_ms:g} ms"
-        if self.kind == KNOBS:
+        if self.kind == FIXED:
             batch = "" if self.max_batch is None else f", batch {self.max_batch}"
             return f"knobs {self.max_delay_ms:g} ms{batch}"
         return self.kind
@@ -70,11 +70,11 @@ class Point:
 def settings_of(
     mode: str, slo_ms: float, delays_ms: Sequence[float], max_batches: Sequence[int]
 ) -> list[Setting]:
-    """Returns the promise, the knobs (every delay with every largest batch), or both."""
+    """Returns the promise, the fixed settings (every delay with every largest batch), or both."""
     found = [Setting(PROMISE, slo_ms=slo_ms)] if mode in (PROMISE, "both") else []
-    if mode in (KNOBS, "both"):
+    if mode in (FIXED, "both"):
         batches: Sequence[int | None] = max_batches or (None,)
-        found += [Setting(KNOBS, None, delay, batch) for delay, batch in product(delays_ms, batches)]
+        found += [Setting(FIXED, None, delay, batch) for delay, batch in product(delays_ms, batches)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The knobs policy: batches exactly as Triton's dynamic batcher forms them.
+"""Fixed batching settings: batches exactly as Triton's dynamic batcher forms them.
 
 Triton sets batches aside ahead of time. While every instance is busy it goes on forming up to two batches per
 instance; one that is still open takes newcomers until it reaches a preferred size or starts to run. With
@@ -14,7 +14,7 @@ from itertools import chain
 
 from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
-from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
+from carpool.core.objectives import FixedBatching, QueueLimits, TimeoutAction
 from carpool.core.queue import Lane, Line
 from carpool.core.scheduler_state import SchedulerState
 
@@ -47,12 +47,12 @@ class _Gathered:
     past_preferred: bool = False
 
 
-class KnobsPolicy:
+class FixedBatchingPolicy:
     """First come, first served within a priority level; batches close by size, delay or shape."""
 
     looks_ahead = True
 
-    def __init__(self, settings: Knobs) -> None:
+    def __init__(self, settings: FixedBatching) -> None:
         self.settings = settings
         self.by_shape = settings.across_shapes
         self.preserve_ordering = settings.preserve_ordering
@@ -81,7 +81,7 @@ class KnobsPolicy:
         self._seated: Job | None = None  # is about to be ready, and has a place already
 
     def adopt(self, core: SchedulerState, now: float) -> None:
-        """Knobs are what they are, however long batches take."""
+        """Does nothing: fixed settings do not depend on how long batches take."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         job.rank = float(sequence)
