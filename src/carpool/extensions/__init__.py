@@ -95,6 +95,24 @@ _TORCHSERVE = Routes(
     ),
     paths="page:paths",
 )
+# ---- protocols of other tools, which are off unless the server's setting `api` names them ----
+_ROBOFLOW = Routes(
+    table=(
+        HttpRoute("GET", "/roboflow/info", "routes:start_info", api="metadata"),
+        HttpRoute("GET", "/roboflow/model/registry", "routes:start_registry", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/add", "routes:start_add", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/remove", "routes:start_remove", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/clear", "routes:start_registry", api="metadata"),
+        HttpRoute("POST", "/roboflow/infer/{task}", "routes:start_infer"),
+        HttpRoute("POST", "/roboflow/workflows/run", "routes:start_other"),
+        HttpRoute("POST", "/roboflow/{project}/{version}", "routes:start_old"),
+        HttpRoute("POST", "/roboflow/{workspace}/workflows/{workflow}", "routes:start_workflow"),
+    ),
+    prefix="/roboflow/",
+    words="roboflow_format:words",
+    key_of="routes:key_of",
+    key_in="routes:key_in",
+)
 _OTLP = "OTEL_EXPORTER_OTLP"
 _GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
 _STATES = (
@@ -191,6 +209,8 @@ _ONNX_TORCH = BackendKind(
 )
 
 BUILT_IN: tuple[Extension, ...] = (
+    # Protocols of other tools wrap nothing. They are first, because of routes alike the first one counts.
+    Extension(name="roboflow", api="{url}/roboflow", begin="settings:begin", routes=(_ROBOFLOW,)),
     Extension(
         name="cache",
         verbs={"cache": _CACHE_VERB},
