@@ -98,20 +98,29 @@ _TORCHSERVE = Routes(
 # ---- protocols of other tools, which are off unless the server's setting `api` names them ----
 _ROBOFLOW = Routes(
     table=(
-        HttpRoute("GET", "/roboflow/info", "routes:start_info", api="metadata"),
-        HttpRoute("GET", "/roboflow/model/registry", "routes:start_registry", api="metadata"),
-        HttpRoute("POST", "/roboflow/model/add", "routes:start_add", api="metadata"),
-        HttpRoute("POST", "/roboflow/model/remove", "routes:start_remove", api="metadata"),
-        HttpRoute("POST", "/roboflow/model/clear", "routes:start_registry", api="metadata"),
-        HttpRoute("POST", "/roboflow/infer/{task}", "routes:start_infer"),
-        HttpRoute("POST", "/roboflow/workflows/run", "routes:start_other"),
-        HttpRoute("POST", "/roboflow/{project}/{version}", "routes:start_old"),
-        HttpRoute("POST", "/roboflow/{workspace}/workflows/{workflow}", "routes:start_workflow"),
+        HttpRoute("GET", "/roboflow/info", "roboflow_routes:start_info", api="metadata"),
+        HttpRoute("GET", "/roboflow/model/registry", "roboflow_routes:start_registry", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/add", "roboflow_routes:start_add", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/remove", "roboflow_routes:start_remove", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/clear", "roboflow_routes:start_registry", api="metadata"),
+        HttpRoute("POST", "/roboflow/infer/{task}", "roboflow_routes:start_infer"),
+        HttpRoute("POST", "/roboflow/workflows/run", "roboflow_routes:start_other"),
+        HttpRoute("POST", "/roboflow/{project}/{version}", "roboflow_routes:start_old"),
+        HttpRoute("POST", "/roboflow/{workspace}/workflows/{workflow}", "roboflow_routes:start_workflow"),
     ),
     prefix="/roboflow/",
     words="roboflow_format:words",
-    key_of="routes:key_of",
-    key_in="routes:key_in",
+    key_of="roboflow_routes:key_of",
+    key_in="roboflow_routes:key_in",
+)
+_DOODS = Routes(
+    table=(
+        HttpRoute("GET", "/doods/detectors", "doods_routes:start_detectors", api="metadata"),
+        HttpRoute("POST", "/doods/detect", "doods_routes:start_detect"),
+    ),
+    prefix="/doods/",
+    words="doods_routes:words",
+    key_of="doods_routes:key_of",
 )
 _OTLP = "OTEL_EXPORTER_OTLP"
 _GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
@@ -210,7 +219,8 @@ _ONNX_TORCH = BackendKind(
 
 BUILT_IN: tuple[Extension, ...] = (
     # Protocols of other tools wrap nothing. They are first, because of routes alike the first one counts.
-    Extension(name="roboflow", api="{url}/roboflow", begin="settings:begin", routes=(_ROBOFLOW,)),
+    Extension(name="roboflow", api="{url}/roboflow", begin="roboflow_settings:begin", routes=(_ROBOFLOW,)),
+    Extension(name="doods", api="{url}/doods", routes=(_DOODS,)),
     Extension(
         name="cache",
         verbs={"cache": _CACHE_VERB},

@@ -36,6 +36,7 @@ class Transform:
         tables = lookup_tables(self._settings, self._form, spec.datatype, where)
         self._tables = [table.view(_BY_SIZE[table.itemsize]) for table in tables]
         self.shape = self._form.shape  # of the input, without the batch; no side is left open
+        self.size = self._form.size  # of the input: its height and width
         self.dtype = spec.datatype.dtype
         self._scratch = threading.local()
         self._placed: dict[tuple[int, int], tuple[PicturePlacement, Geometry, int]] = {}

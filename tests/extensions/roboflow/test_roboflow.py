@@ -13,7 +13,7 @@ import pytest
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.extensions.roboflow.roboflow_format import told
-from carpool.extensions.roboflow.settings import begin
+from carpool.extensions.roboflow.roboflow_settings import begin
 from carpool.frontend.access.guard import Guard
 from frontend.access.key_files import ALICE, api_keys
 from frontend.http.front_end import FrontEnd, front_end

@@ -23,7 +23,7 @@ from carpool.extensions.roboflow.roboflow_format import (
     read_workflow,
     told,
 )
-from carpool.extensions.roboflow.settings import aliases
+from carpool.extensions.roboflow.roboflow_settings import aliases
 from carpool.frontend.http.exchange import Exchange, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.parsing import HttpHead

@@ -1,0 +1,1 @@
+"""Answers clients of DOODS, such as Home Assistant's integration: models for boxes are its detectors."""
