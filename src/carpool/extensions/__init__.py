@@ -122,6 +122,18 @@ _DOODS = Routes(
     words="doods_routes:words",
     key_of="doods_routes:key_of",
 )
+_FRIGATE = Routes(
+    table=(
+        HttpRoute("POST", "/v1/vision/detection", "deepstack:start_detection"),
+        HttpRoute("POST", "/v1/vision/custom/{model}", "deepstack:start_detection"),
+    ),
+    prefix="/v1/vision/",
+    words="deepstack:words",
+    key_in="deepstack:key_in",
+)
+_FRIGATE_VERB = Verb(
+    "frigate_command:FrigateVerb", USE, "Answer Frigate's zmq detector with a model of a running server."
+)
 _OTLP = "OTEL_EXPORTER_OTLP"
 _GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
 _STATES = (
@@ -221,6 +233,13 @@ BUILT_IN: tuple[Extension, ...] = (
     # Protocols of other tools wrap nothing. They are first, because of routes alike the first one counts.
     Extension(name="roboflow", api="{url}/roboflow", begin="roboflow_settings:begin", routes=(_ROBOFLOW,)),
     Extension(name="doods", api="{url}/doods", routes=(_DOODS,)),
+    Extension(
+        name="frigate",
+        api="{url}/v1/vision/detection",
+        begin="frigate_settings:begin",
+        routes=(_FRIGATE,),
+        verbs={"frigate": _FRIGATE_VERB},
+    ),
     Extension(
         name="cache",
         verbs={"cache": _CACHE_VERB},
