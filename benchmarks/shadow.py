@@ -46,7 +46,7 @@ from carpool.engine.engine_link import EngineSide
 from carpool.errors import Unavailable
 from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, Ask, ModelEntry, OneAnswer
+from carpool.link.door import BACKGROUND, USUAL, Answer, Ask, ModelEntry, OneAnswer
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import InferRequest, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
@@ -281,7 +281,8 @@ class Asker:
             told(answer)
             call.release()
 
-        ask = Ask(self.entries[which], self.heads[which], slot, self.tail, arrived, background=background)
+        handling = BACKGROUND if background else USUAL
+        ask = Ask(self.entries[which], self.heads[which], slot, self.tail, arrived, handling=handling)
         call = self.door.infer(ask, Once(done))
         if background:
             self.copies.add(call)

@@ -37,7 +37,7 @@ import orjson
 import nms
 from carpool.demo import bundled_models, pictures
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.link.door import ModelEntry
+from carpool.link.door import Batching, ModelEntry
 from carpool.types import Datatype, Tensor
 from carpool.vision.picture_answers import DEFAULT
 from load import processes
@@ -313,7 +313,7 @@ def _entry(source: Path) -> ModelEntry:
     signature = signature_of(config)
     vision = describe(config, signature, read_labels(config))[0]
     assert vision is not None
-    return ModelEntry(1, config.name, "1", signature, "", "eager", None, {}, vision=write(vision))
+    return ModelEntry(1, config.name, "1", signature, Batching("eager"), vision=write(vision))
 
 
 def summarise(name: str, concurrency: int, turns: Sequence[Turn]) -> Row:

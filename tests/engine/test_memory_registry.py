@@ -37,7 +37,7 @@ def unregister(door: FakeDoor, name: str = "") -> Any:
 
 def test_registered_regions_are_in_the_catalogue() -> None:
     door = engine()
-    assert door.catalog.extensions == (EXTENSION,)
+    assert door.catalog.server.extensions == (EXTENSION,)
     with client_file(bytes(64)) as file:
         assert register(door, "a", file.key, 32, 32) == {}
         assert register(door, "b", file.key[1:], 64) == {}
@@ -121,7 +121,7 @@ def test_the_number_of_regions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_is_off_unless_allowed() -> None:
     door = engine(allowed=False)
-    assert not door.catalog.extensions
+    assert not door.catalog.server.extensions
     with client_file(bytes(8)) as file, pytest.raises(Unsupported, match="--allow-client-shm"):
         register(door, "r", file.key, 8)
     assert unregister(door) == {}

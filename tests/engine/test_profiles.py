@@ -67,7 +67,7 @@ def test_a_promise_with_its_curve_its_fit_and_its_choices(tmp_path: Path) -> Non
     assert live["counts"]["speed_ratio"] == 1.0
     written = CatalogWriter(catalog).whole()
     (entry,) = CatalogReader().end(1, written[TO_FRONTEND.size :]).entries.values()
-    assert list(entry.choices) == found["choices"]
+    assert list(entry.published.choices) == found["choices"]
 
 
 def test_without_a_promise(tmp_path: Path) -> None:

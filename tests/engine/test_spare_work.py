@@ -24,7 +24,7 @@ from carpool.errors import CarpoolError
 from carpool.frontend import remote_door
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link import records
-from carpool.link.door import Ask, ModelEntry
+from carpool.link.door import BACKGROUND, Ask, Handling, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe import columns
 from heard import Heard
@@ -77,7 +77,7 @@ class Served2:
         slot = self.client.door.slot(len(body))
         slot.view[:] = body
         heard = Heard()
-        ask = Ask(entry, head, slot, tail, asyncio.get_running_loop().time(), background=True)
+        ask = Ask(entry, head, slot, tail, asyncio.get_running_loop().time(), handling=BACKGROUND)
         return Asked(self.client.door.infer(ask, heard), heard.answers)
 
     def counted(self, version: int, column: columns.Column) -> float:
@@ -212,7 +212,7 @@ def test_it_holds_no_more_than_a_part_of_the_memory(tmp_path: Path, held: thread
             heard = Heard()
             answers = heard.answers
             slot = door.slot(door.arena.size // 16)
-            door.infer(Ask(entry, head, slot, tail, 0.0, background=True), heard)
+            door.infer(Ask(entry, head, slot, tail, 0.0, handling=BACKGROUND), heard)
             await until(lambda: answers)
             assert answers[0].error is not None
             assert answers[0].error.reason == "background"
@@ -250,7 +250,9 @@ def test_it_cannot_come_before_its_inputs(tmp_path: Path) -> None:
             slot = both.client.door.slot(len(body))
             slot.view[:] = body
             heard = Heard()
-            both.client.door.infer(Ask(entry, head, slot, tail, 0.0, ready_in=0.1, background=True), heard)
+            both.client.door.infer(
+                Ask(entry, head, slot, tail, 0.0, handling=Handling(0.1, background=True)), heard
+            )
             await until(lambda: heard.answers)  # the engine gave up the link
             slot.release()
 

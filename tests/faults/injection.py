@@ -30,7 +30,7 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.errors import ModelError
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, Ask
+from carpool.link.door import Answer, Ask, Handling
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array
 from heard import Heard
@@ -239,7 +239,7 @@ class Server:
                 call.release()
                 request.told(answer)
 
-            ask = Ask(entry, head, slot, tail, time.monotonic(), ready_in=ready_in)
+            ask = Ask(entry, head, slot, tail, time.monotonic(), handling=Handling(ready_in))
             call = self.door.infer(ask, Heard(done, admitted))
             owned = ready_in is not None
             if cancel:

@@ -19,11 +19,14 @@ from carpool.link.door import (
     Ahead,
     Answer,
     Ask,
+    Batching,
     Catalog,
     Hears,
     IndexEntry,
     ModelEntry,
+    PublishedModel,
     Sender,
+    Traits,
     nobody_ahead,
 )
 from carpool.memory.arena import BodySlots, Slot
@@ -75,17 +78,12 @@ class FakeModel:
             self.name,
             self.version,
             signature,
-            "fake",
-            self.mode,
-            slo,
-            config,
-            self.labels,
+            Batching(self.mode, slo),
+            Traits(hosted=self.hosted, decoupled=self.decoupled, writes=self.writes),
+            PublishedModel("fake", config, self.labels),
             row,
             self.vision,
-            hosted=self.hosted,
-            decoupled=self.decoupled,
-            writes=self.writes,
-            extra=extra,
+            extra,
         )
 
 
@@ -204,7 +202,7 @@ class FakeCall:
         if self.cancelled:
             return
         assert not self.answered
-        assert self.ask.in_parts
+        assert self.ask.handling.in_parts
         model = self.door.models[self.entry.name, self.entry.version]
         tensors = [_tensor(spec, outputs[spec.name]) for spec in model.outputs if spec.name in outputs]
         self.hears.part(Answer(tensors, sent=monotonic(), finish=finish, last=last))
@@ -338,13 +336,13 @@ class FakeDoor:
         self.from_cache.append((entry.name, images, source))
 
     def infer(self, ask: Ask, hears: Hears) -> FakeCall:
-        if ask.booking is not None:
-            ask.booking.begun = True
-        call = FakeCall(self, ask, hears, ask.ready_in)
+        if ask.handling.booking is not None:
+            ask.handling.booking.begun = True
+        call = FakeCall(self, ask, hears, ask.handling.ready_in)
         self.calls.append(call)
-        if ask.ready_in is not None and not self.admits:
+        if ask.handling.ready_in is not None and not self.admits:
             pass  # the test decides
-        elif ask.ready_in is not None:
+        elif ask.handling.ready_in is not None:
             asyncio.get_running_loop().call_soon(call.let_in)
         elif not self.held:
             asyncio.get_running_loop().call_soon(call.finish)

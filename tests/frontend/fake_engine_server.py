@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, PublishedServer
 from frontend.fake_door import FakeDoor
 
 
@@ -25,7 +25,7 @@ class FakeEngineServer:
 
     def offer(self, name: str) -> None:
         self._offered = (*self._offered, name)
-        self.door.renew(extensions=self._offered)
+        self.door.renew(server=PublishedServer(extensions=self._offered))
 
     def publish(self, extra: Mapping[str, Any]) -> None:
         self.door.renew(extra={**self.door.catalog.extra, self._name: extra})

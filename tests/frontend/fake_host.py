@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from carpool.link.door import Catalog
-from carpool.memory.client_files import OpenRegion
+from carpool.link.door import Catalog, PublishedServer
+from carpool.memory.client_files import OpenRegion, Region
 from frontend.fake_door import FakeDoor
 
 
@@ -14,7 +16,8 @@ class FakeHost:
 
     def __init__(self, door: FakeDoor) -> None:
         self.door = door
-        self.fields: dict[str, Any] = {}
+        self.published = PublishedServer()
+        self.region_names: Mapping[str, Region] = {}
         self.regions: dict[int, OpenRegion] = {}
 
     @property
@@ -24,8 +27,11 @@ class FakeHost:
     def on_question(self, what: str, answer: Any) -> None:
         self.door.answers[what] = answer
 
+    def add_extension(self, name: str) -> None:
+        self.published = replace(self.published, extensions=(*self.published.extensions, name))
+
     def publish(self) -> None:
-        self.door.renew(**self.fields)
+        self.door.renew(server=self.published, regions=self.region_names)
 
     async def everyone_saw(self) -> None:
         """There is but one."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge, Unsupported
 from carpool.frontend.calls.client_memory import ClientMemory, names_regions
+from carpool.link.door import PublishedServer
 from carpool.memory.client_files import EXTENSION, PLACE, Region, region_key
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind
@@ -29,7 +30,9 @@ def memory_of(*regions: Region, max_bytes: int = 1 << 20) -> tuple[ClientMemory,
 
 
 def renew(door: FakeDoor, *regions: Region) -> None:
-    door.renew(regions={region.name: region for region in regions}, extensions=[EXTENSION])
+    door.renew(
+        regions={region.name: region for region in regions}, server=PublishedServer(extensions=[EXTENSION])
+    )
 
 
 def in_region(name: str, size: int, offset: int = 0, datatype: Datatype = U8, **rest: Any) -> TensorHead:
@@ -185,7 +188,7 @@ def test_a_region_that_is_not_there() -> None:
     error = refusal(memory, request(in_region("x", 8)))
     assert isinstance(error, InvalidInput)
     assert error.message == "Unable to find shared memory region: 'r', for input 'x'; it is not registered"
-    door.renew(extensions=[])
+    door.renew(server=PublishedServer())
     error = refusal(memory, request(in_region("x", 8)))
     assert isinstance(error, Unsupported)
     assert "--allow-client-shm" in error.message
@@ -322,7 +325,7 @@ def test_a_region_of_another_key_is_none() -> None:
         door = FakeDoor()
         memory = ClientMemory(door, 1 << 20)
         region = replace(file.region(), owner="alice")
-        door.renew(regions={region_key("alice", "r"): region}, extensions=[EXTENSION])
+        door.renew(regions={region_key("alice", "r"): region}, server=PublishedServer(extensions=[EXTENSION]))
         head = request(in_region("x", 8), outputs=[wanted("y", 4)])
         for _ in range(2):  # parsed heads are shared by those who send the same
             assert memory.fetch(head, "alice").outlets is not None

@@ -10,7 +10,7 @@ import pytest
 from carpool.errors import NotFound
 from carpool.frontend import front_service as lookup
 from carpool.frontend.front_service import FrontService
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.door import Batching, Catalog, ModelEntry
 from carpool.types import Signature
 from frontend.fake_door import FakeDoor
 
@@ -22,7 +22,7 @@ def look_up(door: FakeDoor, name: str) -> ModelEntry:
 def door_with(names: list[str]) -> FakeDoor:
     door = FakeDoor()
     newest = {
-        name: ModelEntry(key, name, "1", Signature(name, (), ()), "fake", "eager", None, {})
+        name: ModelEntry(key, name, "1", Signature(name, (), ()), Batching("eager"))
         for key, name in enumerate(names)
     }
     door.catalog = Catalog(1, True, {(name, "1"): entry for name, entry in newest.items()}, newest)

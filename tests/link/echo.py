@@ -20,7 +20,7 @@ from carpool.core.job import GONE, OFFERED, READY
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.door import Batching, Catalog, ModelEntry, PublishedModel, Traits
 from carpool.memory.client_files import OpenRegion
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
@@ -32,9 +32,8 @@ def entry(key: int, name: str, datatype: Datatype, shape: tuple[int, ...], max_b
         name, (TensorSpec("x", datatype, shape),), (TensorSpec("y", datatype, shape),), max_batch
     )
     config = {"name": name, "max_batch_size": max_batch}
-    return ModelEntry(
-        key, name, "1", signature, "echo", "eager", None, config, {"y": ["cat", "dog"]}, (key, 1)
-    )
+    published = PublishedModel("echo", config, {"y": ["cat", "dog"]})
+    return ModelEntry(key, name, "1", signature, Batching("eager"), published=published, row=(key, 1))
 
 
 def picture_entry(key: int, name: str) -> ModelEntry:
@@ -61,10 +60,10 @@ MODELS = (
     entry(4, "flags", Datatype.BOOL, (3,)),
     entry(5, "single", Datatype.INT64, (2, 2), max_batch=0),
     picture_entry(6, "pictures"),
-    replace(entry(7, "fetching", Datatype.FP32, (4,)), fetches=True),
-    replace(entry(8, "fetching flags", Datatype.BOOL, (3,)), fetches=True),
+    replace(entry(7, "fetching", Datatype.FP32, (4,)), traits=Traits(fetches=True)),
+    replace(entry(8, "fetching flags", Datatype.BOOL, (3,)), traits=Traits(fetches=True)),
     told_entry(9, "told"),
-    replace(entry(10, "many", Datatype.FP32, (4,)), decoupled=True),
+    replace(entry(10, "many", Datatype.FP32, (4,)), traits=Traits(decoupled=True)),
 )
 
 

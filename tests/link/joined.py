@@ -17,7 +17,7 @@ import uvloop
 from carpool.engine.engine_link import EngineLink, EngineSide
 from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, Ask, ModelEntry, Sender
+from carpool.link.door import Answer, Ask, Handling, ModelEntry, Sender
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
@@ -81,7 +81,7 @@ class Client:
         slot.view[:] = body
         heard = Heard()
         sender = Sender(source).with_options(head.options)
-        ask = Ask(entry, head, slot, tail, time.monotonic(), sender=sender, in_parts=parts)
+        ask = Ask(entry, head, slot, tail, time.monotonic(), sender=sender, handling=Handling(in_parts=parts))
         return Asked(self.door.infer(ask, heard), heard.answers, heard.parts)
 
 

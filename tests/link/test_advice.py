@@ -17,11 +17,11 @@ from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
 from carpool.link import advice as advice_module
 from carpool.link.advice import GATE_BYTES, Advice, GateTable, publish
-from carpool.link.door import NOBODY, ModelEntry, Sender
+from carpool.link.door import NOBODY, Batching, ModelEntry, Sender
 from carpool.types import Signature
 from waiting import until_in_loop as until
 
-ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05, {})
+ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), Batching("promise", 0.05))
 FLOOD, MODEST = Sender("flood"), Sender("modest")
 
 
@@ -175,7 +175,7 @@ def test_what_was_refused_here_counts_for_its_source() -> None:
 
 
 def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None:
-    fixed = ENTRY.__class__(5, "knobs", "1", Signature("knobs", (), ()), "fake", "knobs", None, {})
+    fixed = ENTRY.__class__(5, "knobs", "1", Signature("knobs", (), ()), Batching("knobs"))
 
     async def story(gate: Gate) -> None:
         error = gate.advice.behind(ENTRY, 1.0, "modest", 0.03)
@@ -199,7 +199,7 @@ def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None
 
 def test_a_sentence_about_a_model_of_an_earlier_engine_is_not_said_of_another() -> None:
     """Each engine numbers its models anew."""
-    now_there = ENTRY.__class__(ENTRY.key, "n", "1", Signature("n", (), ()), "fake", "promise", 0.2, {})
+    now_there = ENTRY.__class__(ENTRY.key, "n", "1", Signature("n", (), ()), Batching("promise", 0.2))
 
     async def story(gate: Gate) -> None:
         assert gate.advice.behind(ENTRY, 1.0, "", 0.03).message.startswith("m: ")

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from carpool.link import catalog_changes
 from carpool.link.catalog_changes import PIECE_BYTES, CatalogReader, CatalogWriter
-from carpool.link.door import Catalog, IndexEntry, ModelEntry
+from carpool.link.door import (
+    Batching,
+    Catalog,
+    IndexEntry,
+    ModelEntry,
+    PublishedModel,
+    PublishedServer,
+    Traits,
+)
 from carpool.link.records import (
     CATALOG,
     CATALOG_PIECE,
@@ -44,7 +52,7 @@ def plain(value: Any) -> Any:
     """Without the difference between a list and a tuple, which JSON does not know."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, ModelEntry):
+    if isinstance(value, (ModelEntry, Batching, Traits, PublishedModel, PublishedServer)):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, frozenset):
         return sorted(value)
@@ -53,6 +61,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, Signature):  # how many classes may be asked for follows from the labels
         return repr((value.model, value.inputs, value.outputs, value.max_batch, value.told))
     return value
+
+
+def labelled(model: ModelEntry, labels: Mapping[str, Sequence[str]]) -> ModelEntry:
+    return replace(model, published=replace(model.published, labels=labels))
+
+
+def chosen(model: ModelEntry) -> ModelEntry:
+    return replace(model, published=replace(model.published, choices=("x",)))
 
 
 def same(one: Catalog, other: Catalog) -> bool:
@@ -81,7 +97,7 @@ def test_a_catalogue_survives_the_way() -> None:
 
 def test_only_what_changed_travels_and_all_else_stays_the_same_object() -> None:
     labels = {"y": [f"class {number}" for number in range(20_000)]}
-    large = replace(entry(1, "large", Datatype.FP32, (4,)), labels=labels)
+    large = labelled(entry(1, "large", Datatype.FP32, (4,)), labels)
     first = catalog_of(1, (large, *MODELS[1:]))
     writer, reader = CatalogWriter(first), CatalogReader()
     kinds, before = hear(reader, writer.whole())
@@ -91,15 +107,17 @@ def test_only_what_changed_travels_and_all_else_stays_the_same_object() -> None:
     assert size < 3_000
     assert all(after.entries[name] is before.entries[name] for name in after.entries if name[0] != "new")
     assert ("many", "1") not in after.entries
-    ((_, size),), loading = hear(reader, writer.change(replace(catalog_of(3, (large,)), loading="now")))
+    ((_, size),), loading = hear(
+        reader, writer.change(replace(catalog_of(3, (large,)), server=PublishedServer(loading="now")))
+    )
     assert size < 1_000
-    assert (list(loading.entries), loading.loading) == ([("large", "1")], "now")
+    assert (list(loading.entries), loading.server.loading) == ([("large", "1")], "now")
 
 
 def test_a_large_whole_comes_in_pieces_that_count_together() -> None:
     labels = {"y": ["a name of a class"] * 2_000}
     catalog = catalog_of(
-        7, [replace(entry(key, f"m{key}", Datatype.FP32, (4,)), labels=labels) for key in range(1, 60)]
+        7, [labelled(entry(key, f"m{key}", Datatype.FP32, (4,)), labels) for key in range(1, 60)]
     )
     writer, reader = CatalogWriter(catalog), CatalogReader()
     kinds, back = hear(reader, writer.whole())
@@ -120,7 +138,9 @@ def test_a_change_of_something_unknown_is_not_read() -> None:
 
 
 VERSIONS = [
-    replace(entry(key, name, Datatype.FP32, (size,)), version=version, config={"n": key})
+    replace(
+        entry(key, name, Datatype.FP32, (size,)), version=version, published=PublishedModel(config={"n": key})
+    )
     for key, (name, version, size) in enumerate(
         (name, version, size) for name in "abc" for version in "12" for size in (1, 2)
     )
@@ -132,8 +152,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
     """Any of the versions serve or leave, as loads, rollouts and rollbacks have them in any order."""
     served = draw(st.lists(st.sampled_from(VERSIONS), unique_by=lambda one: (one.name, one.version)))
     changed = [
-        draw(st.sampled_from((one, replace(one, choices=("x",)), replace(one, extra={"drift": {"n": 1}}))))
-        for one in served
+        draw(st.sampled_from((one, chosen(one), replace(one, extra={"drift": {"n": 1}})))) for one in served
     ]
     leaving = [one for one in draw(st.lists(st.sampled_from(VERSIONS), unique_by=id)) if one not in served]
     return Catalog(
@@ -145,7 +164,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
         leaving,
         frozenset(one.key for one in served if draw(st.booleans())),
         extra={"rollout": {"routes": {one.name: draw(st.sampled_from((0.0, 0.5))) for one in served[:1]}}},
-        loading=draw(st.sampled_from(("", "now"))),
+        server=PublishedServer(loading=draw(st.sampled_from(("", "now")))),
     )
 
 

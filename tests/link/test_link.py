@@ -26,7 +26,7 @@ from carpool.errors import (
 )
 from carpool.frontend.front_link import RemoteCall, expiry
 from carpool.link import records
-from carpool.link.door import Answer, Ask, ModelEntry, Sender
+from carpool.link.door import Answer, Ask, Batching, Handling, ModelEntry, Sender, Traits
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import ArenaSlot
@@ -524,7 +524,7 @@ def offer(client: Client, source: str = "") -> Coming:
     assert slot is not None
     admitted: list[bool] = []
     heard = Heard(on_admitted=lambda: admitted.append(True))
-    ask = Ask(entry, head, slot, 0, time.monotonic(), sender=Sender(source), ready_in=0.01)
+    ask = Ask(entry, head, slot, 0, time.monotonic(), sender=Sender(source), handling=Handling(0.01))
     return Coming(slot, client.door.infer(ask, heard), admitted, heard.answers)
 
 
@@ -913,8 +913,8 @@ def test_a_request_is_answered_at_its_own_deadline_however_long_its_batch_hangs(
 
 
 def test_when_a_front_end_answers_by_itself() -> None:
-    def promising(slo: float | None, **more: bool) -> ModelEntry:
-        return replace(MODELS[0], slo=slo, **more)
+    def promising(slo: float | None, *, decoupled: bool = False) -> ModelEntry:
+        return replace(MODELS[0], batching=Batching("promise", slo), traits=Traits(decoupled=decoupled))
 
     assert expiry(promising(None), 5.0, INFINITY) == INFINITY
     assert expiry(promising(None), 5.0, 6.0) == pytest.approx(6.25)

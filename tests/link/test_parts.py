@@ -15,6 +15,7 @@ from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, ModelError, Unavailable, Unsupported
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.catalog_changes import CatalogWriter
+from carpool.link.door import Traits
 from carpool.link.records import (
     ADMITTED,
     DONE,
@@ -183,7 +184,9 @@ def test_a_model_that_became_one_with_many_answers_says_so() -> None:
         async with joined() as link:
             client = await link.door()
             before = client.model("fixed")
-            link.engine.publish(*(replace(entry, decoupled=True, key=entry.key + 100) for entry in MODELS))
+            link.engine.publish(
+                *(replace(entry, traits=Traits(decoupled=True), key=entry.key + 100) for entry in MODELS)
+            )
             await until(lambda: client.model("fixed") is not before)
             assert isinstance((await client.infer(before, FOUR).answer()).error, Unsupported)
 

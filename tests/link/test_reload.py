@@ -127,7 +127,7 @@ def test_a_version_that_was_dropped_is_not_found(tmp_path: Path, stage: Stage) -
             assert client.door.catalog.entries.keys() == {("m", "2")}
             kept = client.model("m")
             assert kept.key == second.key
-            assert kept.config["version_policy"] == {"specific": {"versions": [2]}}
+            assert kept.published.config["version_policy"] == {"specific": {"versions": [2]}}
             assert await value(client, second) == 2.0
 
     run(main())

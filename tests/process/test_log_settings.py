@@ -87,7 +87,7 @@ def update_as_admin(door: FakeDoor, **settings: Any) -> Any:
 def test_the_command_line_is_where_they_start(level: str, differs: dict[str, Any]) -> None:
     assert log_settings(level) == {**START, **differs}
     door = engine(level)
-    assert update(door) == door.catalog.logging == {**START, **differs}
+    assert update(door) == door.catalog.server.logging == {**START, **differs}
 
 
 def test_every_kind_of_line_has_its_switch(written: int) -> None:
@@ -122,7 +122,7 @@ def test_other_processes_follow_the_catalogue(written: int) -> None:
     update(door, log_info=False)
     apply_log_settings(log_settings("info"))
     assert "info" in lines(written)
-    apply_log_settings(door.catalog.logging)
+    apply_log_settings(door.catalog.server.logging)
     assert "info" not in lines(written)
     apply_log_settings({})  # of an engine that says nothing
     assert "info" not in lines(written)

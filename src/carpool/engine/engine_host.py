@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,16 @@ from carpool.engine.run.batch import Route
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
-from carpool.link.door import Catalog, IndexEntry, ModelEntry
-from carpool.memory.client_files import OpenRegion
+from carpool.link.door import (
+    Batching,
+    Catalog,
+    IndexEntry,
+    ModelEntry,
+    PublishedModel,
+    PublishedServer,
+    Traits,
+)
+from carpool.memory.client_files import OpenRegion, Region
 from carpool.observe.statistics import model_statistics, statistics
 
 _PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
@@ -89,10 +98,11 @@ class EngineHost(Publisher):
         self.needs_one = False  # there should be models, so that none at all is not ready
         self.awaited: frozenset[str] = frozenset()  # models that must have served before it is ready
         self._catalog = Catalog()
-        self.fields: dict[str, Any] = {}  # of the catalogue, those that are not about models
+        self.published = PublishedServer()  # of the catalogue: what is not about models
+        self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
+        self.region_names: Mapping[str, Region] = {}  # as clients see it
         self.extra: dict[str, Json] = {}  # of the catalogue: what extensions publish, by their names
         self._parts = LoadedParts(lambda name: ServerOfPart(self, name))
-        self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
         self._questions: dict[str, Question] = {
             "refused": self._count_refused,
             "statistics": self._statistics,
@@ -169,7 +179,16 @@ class EngineHost(Publisher):
         self.awaited &= {line.name for line in index} - chosen.keys()
         is_ready = self._ready and (bool(entries) or not self.needs_one) and not self.awaited
         self._catalog = Catalog(
-            number, is_ready, entries, chosen, index, leaving, down, extra=dict(self.extra), **self.fields
+            number,
+            is_ready,
+            entries,
+            chosen,
+            index,
+            leaving,
+            down,
+            regions=self.region_names,
+            server=self.published,
+            extra=dict(self.extra),
         )
         for listener in self._listeners:
             listener(self._catalog)
@@ -181,26 +200,26 @@ class EngineHost(Publisher):
         document = config_document(config)
         extra = self._parts.entry(served, config.extra)
         known = self._entries.get(key)
-        same = known is not None and (known.config, known.extra) == (document, extra)
-        if known is not None and same and tuple(known.choices) == tuple(served.choices):
+        same = known is not None and (known.published.config, known.extra) == (document, extra)
+        if known is not None and same and tuple(known.published.choices) == tuple(served.choices):
             return known
+        platform = str(document["platform"] or document["backend"])
+        promise = config.policy.slo if isinstance(config.policy, Promise) else None
         return ModelEntry(
             key=key,
             name=served.name,
             version=served.version,
             signature=served.signature,
-            platform=str(document["platform"] or document["backend"]),
-            mode=config.mode.value,
-            slo=config.policy.slo if isinstance(config.policy, Promise) else None,
-            config=document,
-            labels=served.labels,
+            batching=Batching(config.mode.value, promise),
+            traits=Traits(
+                hosted=served.hosted,
+                fetches=not served.hosted and not served.is_ensemble,
+                decoupled=config.decoupled or served.writes,
+                writes=served.writes,
+            ),
+            published=PublishedModel(platform, document, served.labels, served.choices),
             row=(served.counters.slot.row, served.counters.slot.generation),
             vision=served.pictures,
-            choices=served.choices,
-            hosted=served.hosted,
-            fetches=not served.hosted and not served.is_ensemble,
-            decoupled=config.decoupled or served.writes,
-            writes=served.writes,
             extra=extra,
         )
 
@@ -209,6 +228,10 @@ class EngineHost(Publisher):
     def on_question(self, what: str, answer: Question) -> None:
         """Answer a question of front ends with this function from now on."""
         self._questions[what] = answer
+
+    def add_extension(self, name: str) -> None:
+        """Names an extension of the protocol that clients may use."""
+        self.published = replace(self.published, extensions=(*self.published.extensions, name))
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         answer = self._questions.get(what) or await self._parts.question(what)
@@ -270,7 +293,7 @@ class ServerOfPart:
         return self._host.catalog
 
     def offer(self, name: str) -> None:
-        self._host.fields["extensions"] = (*self._host.fields.get("extensions", ()), name)
+        self._host.add_extension(name)
 
     def find(self, model: str, version: str) -> Served:
         return self._host.engine.find(model, version)

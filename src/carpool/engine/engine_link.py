@@ -97,7 +97,7 @@ class Calls:
             self._refuse(call, NotFound("the model is not loaded any more"))
             return
         try:
-            inputs = NO_INPUTS if entry.hosted else template.bind(self._memory, offset)
+            inputs = NO_INPUTS if entry.traits.hosted else template.bind(self._memory, offset)
         except CarpoolError as error:
             self._refuse(call, error)
             return
@@ -117,7 +117,7 @@ class Calls:
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
-        work.parts = self._parts(call, entry, flags) if entry.decoupled else None
+        work.parts = self._parts(call, entry, flags) if entry.traits.decoupled else None
         if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work
@@ -131,7 +131,9 @@ class Calls:
 
     def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
         return (
-            LinkParts(self.outgoing, entry.key, call) if entry.in_parts(not flags & records.PARTS) else None
+            LinkParts(self.outgoing, entry.key, call)
+            if entry.traits.in_parts(not flags & records.PARTS)
+            else None
         )
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:

@@ -55,8 +55,8 @@ _Known: TypeAlias = tuple[int, str, str]
 
 
 def server_metadata(version: str, catalog: Catalog) -> Document:
-    extensions = [*EXTENSIONS, *catalog.extensions]
-    return {"name": catalog.server_name, "version": version, "extensions": extensions}
+    extensions = [*EXTENSIONS, *catalog.server.extensions]
+    return {"name": catalog.server.name, "version": version, "extensions": extensions}
 
 
 def health(catalog: Catalog, *, ready: bool) -> Document:
@@ -75,7 +75,11 @@ def picture_tasks(catalog: Catalog) -> dict[str, str]:
 
 def promises(catalog: Catalog) -> dict[str, float]:
     """What each model promises, in milliseconds, where it promises: a promise may have grown at loading."""
-    return {name: entry.slo * 1e3 for name, entry in catalog.newest.items() if entry.slo is not None}
+    return {
+        name: entry.batching.slo * 1e3
+        for name, entry in catalog.newest.items()
+        if entry.batching.slo is not None
+    }
 
 
 def assumptions(catalog: Catalog) -> dict[str, str]:
@@ -109,7 +113,7 @@ def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
     return {
         "name": entry.name,
         "versions": served_versions(catalog, entry.name),
-        "platform": entry.platform,
+        "platform": entry.published.platform,
         "inputs": _tensors(signature.inputs, signature.max_batch),
         "outputs": _tensors(signature.outputs, signature.max_batch),
     }
@@ -117,10 +121,10 @@ def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
 
 def model_config(_catalog: Catalog, entry: ModelEntry) -> Document:
     """Returns its settings, with what was chosen for it at loading and why as a parameter more."""
-    if not entry.choices:
-        return dict(entry.config)
-    why = {"carpool_choices": {"string_value": "\n".join(entry.choices)}}
-    return {**entry.config, "parameters": {**entry.config.get("parameters", {}), **why}}
+    if not entry.published.choices:
+        return dict(entry.published.config)
+    why = {"carpool_choices": {"string_value": "\n".join(entry.published.choices)}}
+    return {**entry.published.config, "parameters": {**entry.published.config.get("parameters", {}), **why}}
 
 
 def served_versions(catalog: Catalog, name: str) -> list[str]:
@@ -213,7 +217,7 @@ class LivePage:
                 "uptime_s": round(now - self._started, 3),
                 "ready": door.serving and catalog.ready and catalog.able,
                 "serving": door.serving,
-                "loading": catalog.loading,
+                "loading": catalog.server.loading,
                 **server_counts(self._table.server()),
             },
             "models": models,
@@ -254,13 +258,13 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "newest": catalog.newest.get(entry.name) is entry,
         "rollout": catalog.extra.get("rollout", {}).get("states", {}).get(entry.name),
         "task": task_of(entry),
-        "ask": entry.ask,
+        "ask": entry.published.ask,
         "assumed": list((entry.vision or {}).get("assumed", ())),
-        "platform": entry.platform,
-        "mode": entry.mode,
-        "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
+        "platform": entry.published.platform,
+        "mode": entry.batching.mode,
+        "slo_ms": None if entry.batching.slo is None else round(entry.batching.slo * 1e3, 3),
         "max_batch": entry.signature.max_batch,
-        "choices": list(entry.choices),
+        "choices": list(entry.published.choices),
         "watched": "drift" in entry.extra,
         "cache": _cache_of(entry),
     }

@@ -16,7 +16,7 @@ from carpool.core.refusal_words import BACKGROUND as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.link.catalog_changes import CatalogReader
-from carpool.link.door import Answer, Ask, Hears, ModelEntry, Sender
+from carpool.link.door import USUAL, Answer, Ask, Hears, ModelEntry, Sender
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -106,10 +106,10 @@ class RemoteCall:
     number: int
 
     def __init__(self, ask: Ask, hears: Hears) -> None:
-        self.coming = ask.ready_in is not None  # until it is let in
+        self.coming = ask.handling.ready_in is not None  # until it is let in
         self.slot = None if self.coming else ask.slot
         self.hears: Hears | None = hears  # None: nobody waits for it any more
-        self.in_parts = ask.in_parts
+        self.in_parts = ask.handling.in_parts
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
         self.expires = INFINITY  # when the client is answered without the engine
@@ -238,8 +238,8 @@ class FrontLink:
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
         """Does the same as `Door.infer`."""
-        entry, head, slot, tail, _, _, _, _, _, background, booked, _, _ = ask
-        door = self._door
+        entry, head, slot, tail, handling = ask.entry, ask.head, ask.slot, ask.tail, ask.handling
+        door, background = self._door, handling.background
         call = RemoteCall(ask, _Background(door, entry.key, hears) if background else hears)
         if not self.writable or door.stalls:
             return door.fail(call, door.trouble())
@@ -249,12 +249,13 @@ class FrontLink:
             return door.fail(call, _not_in_a_slot())
         try:
             if door.known.get(entry.key) is not entry or (
-                entry.decoupled and not ask.in_parts and not entry.writes
+                entry.traits.decoupled and not handling.in_parts and not entry.traits.writes
             ):
                 entry = door.current(ask)
             template = self.templates.find(entry, head) or self._learn(entry, head)
             details = _details(head) if entry.signature.told else b""
-            booking = b"" if booked is None else cast(RemoteBooking, booked).part(self, ask.step)
+            booked = handling.booking
+            booking = b"" if booked is None else cast(RemoteBooking, booked).part(self, handling.step)
             if template.extent > len(slot.view) - tail:
                 raise _not_in_a_slot()
             # Without room for its outputs they come over the socket, which is slower but still an answer;
@@ -266,7 +267,7 @@ class FrontLink:
                 if short
                 else partial(door.answer_slot, slot, _client(hears), certain=certain)
             )
-            output = None if ask.in_parts else find(size)
+            output = None if handling.in_parts else find(size)
         except CarpoolError as error:
             return door.fail(call, error)
         call.template, call.output = template, output
@@ -287,21 +288,22 @@ class FrontLink:
 
     def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
         """Nothing has happened if this raises. `booking` says of which run it is a step."""
-        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, background, _, _, _ = ask
+        head, sender, handling, deadline = ask.head, ask.sender, ask.handling, ask.deadline
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
-        call.expires = expiry(template.entry, arrived, deadline)
-        flags = (LATEST if sender.latest else 0) | (PARTS if in_parts else 0)
-        flags |= AGAIN if sender.again else 0
+        call.expires = expiry(template.entry, ask.arrived, deadline)
+        flags = (LATEST if sender.latest else 0) | (AGAIN if sender.again else 0)
         coming = 0.0
-        if ready_in is not None:
-            flags |= COMING
-            coming = min(ready_in, _LONGEST_S)
-        if background:
-            flags |= BACKGROUND
-            call.expires = INFINITY  # the engine has a time for it
+        if handling is not USUAL:
+            flags |= PARTS if handling.in_parts else 0
+            if handling.ready_in is not None:
+                flags |= COMING
+                coming = min(handling.ready_in, _LONGEST_S)
+            if handling.background:
+                flags |= BACKGROUND
+                call.expires = INFINITY  # the engine has a time for it
         if head.regions:  # where the inputs are that the engine is to fetch
             flags |= REGIONS
             details = head.regions + details
@@ -319,10 +321,10 @@ class FrontLink:
             len(details),
             number,
             template.number,
-            cast(ArenaSlot, slot).offset + tail,
+            cast(ArenaSlot, ask.slot).offset + ask.tail,
             at,
             capacity,
-            arrived,
+            ask.arrived,
             deadline,
             monotonic(),
             template.outside.seconds,
@@ -557,8 +559,10 @@ def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
     """Returns when the front end answers by itself. The engine is the one to say that a deadline passed, and
     an answer that comes a little late is worth more than none: this is for an engine or a batch that hangs.
     Many answers to one request may take as long as they do."""
-    own, slo = deadline + _DEADLINE_GRACE_S, entry.slo
-    return own if slo is None or entry.decoupled else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
+    own, slo = deadline + _DEADLINE_GRACE_S, entry.batching.slo
+    if slo is None or entry.traits.decoupled:
+        return own
+    return min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
 
 
 def stalled() -> Unavailable:

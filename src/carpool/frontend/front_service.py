@@ -53,7 +53,7 @@ def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
         if line.state in ("LOADING", "UNAVAILABLE") and line.reason != UNLOADED:
             why = f": {line.reason}" if line.reason else ""
             sentence = f"{not_ready}; it is {line.state.lower()}{why}"
-            if name in catalog.on_demand:
+            if name in catalog.server.on_demand:
                 return NotLoaded(sentence, name)
             return Unavailable(sentence, reason="model-not-ready")
     was_loaded = any(line.state for line in lines)

@@ -253,10 +253,10 @@ class RemoteDoor(BodySlots):
         if now is None:
             raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
         takes_files = now.vision is not None and now.vision["encoded"]
-        sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
+        sent_as = (head.encoded and not takes_files) or (head.regions and not now.traits.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
             raise Unavailable(f"model '{entry.name}' was replaced; retry", reason="model-replaced")
-        if now.decoupled and not ask.in_parts and not now.writes:
+        if now.traits.decoupled and not ask.handling.in_parts and not now.traits.writes:
             raise Unsupported(f"{now.name} may give several responses, but this call takes one")
         return now
 

@@ -187,7 +187,9 @@ class Advice:
         certain: bool = True,
         ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
-        if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
+        if (
+            entry.batching.slo is None or sender.latest
+        ):  # a newer frame asks for no more room than the one it replaces
             return None
         row = self._read(entry.key, _BEFORE + _VERDICT)
         if row is None or now - row[0] > _STALE_S:
@@ -217,14 +219,14 @@ class Advice:
     def _refuse(
         self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]
     ) -> CarpoolError:
-        assert entry.slo is not None
+        assert entry.batching.slo is not None
         code = int(verdict[1])
         self._count(entry, source, code)
-        whole = deadline >= now + entry.slo
+        whole = deadline >= now + entry.batching.slo
         said = self._said_before(entry, source, code, now, verdict) if whole else None
         if said is not None:
             return said
-        error = _error(entry, Job(now, min(deadline, now + entry.slo)), _REASONS[code], verdict)
+        error = _error(entry, Job(now, min(deadline, now + entry.batching.slo)), _REASONS[code], verdict)
         if whole and isinstance(error, Refused):
             return self._keep(entry, source, code, now, verdict, error)
         return error
@@ -288,7 +290,7 @@ def _behind(entry: ModelEntry, waited: float) -> Refused:
     wait_ms = waited * 1e3
     said = f"{entry.name}: this front end cannot read requests fast enough; they wait {wait_ms:.0f} ms"
     numbers = {"unread_ms": round(wait_ms, 3)}
-    if entry.slo is not None:
-        said += f", of the {entry.slo * 1e3:g} ms of the SLO"
-        numbers["deadline_ms"] = round(entry.slo * 1e3, 3)
+    if entry.batching.slo is not None:
+        said += f", of the {entry.batching.slo * 1e3:g} ms of the SLO"
+        numbers["deadline_ms"] = round(entry.batching.slo * 1e3, 3)
     return Refused(said, retry_after_s=waited, numbers=numbers)

@@ -14,7 +14,15 @@ from typing import Any
 
 import orjson
 
-from carpool.link.door import Catalog, IndexEntry, ModelEntry
+from carpool.link.door import (
+    Batching,
+    Catalog,
+    IndexEntry,
+    ModelEntry,
+    PublishedModel,
+    PublishedServer,
+    Traits,
+)
 from carpool.link.records import CATALOG, CATALOG_PIECE, OK, ProtocolError, to_frontend
 from carpool.memory.client_files import Region
 from carpool.types import DATATYPES, MAX_ASKED_CLASSES, Signature, TensorSpec
@@ -146,6 +154,7 @@ class CatalogReader:
             "leaving": [entries[key] for key in said["leaving"]],
             "index": [IndexEntry(*line) for line in said["index"]],
             "down": frozenset(said["down"]),
+            "server": PublishedServer(**said["server"]),
             "regions": {name: Region(**region) for name, region in said["regions"].items()},
         }
         return Catalog(**{**said, **made})
@@ -153,11 +162,12 @@ class CatalogReader:
 
 def _compared(entry: ModelEntry) -> tuple[object, ...]:
     """Returns what may change of a version under its key."""
-    return entry.config, list(entry.choices), entry.extra
+    return entry.published.config, list(entry.published.choices), entry.extra
 
 
 def _compared_in(listed: Mapping[str, Any]) -> tuple[object, ...]:
-    return listed["config"], listed["choices"], listed["extra"]
+    published = listed["published"]
+    return published["config"], published["choices"], listed["extra"]
 
 
 def _read_entry(listed: dict[str, Any]) -> ModelEntry:
@@ -167,12 +177,18 @@ def _read_entry(listed: dict[str, Any]) -> ModelEntry:
         *(signature["model"], inputs, outputs, signature["max_batch"], signature["told"]),
         *(_classes(listed), signature["unbatched"]),
     )
-    return ModelEntry(**{**listed, "row": tuple(listed["row"])})
+    read = {
+        "batching": Batching(**listed["batching"]),
+        "traits": Traits(**listed["traits"]),
+        "published": PublishedModel(**listed["published"]),
+        "row": tuple(listed["row"]),
+    }
+    return ModelEntry(**{**listed, **read})
 
 
 def _classes(listed: Mapping[str, Any]) -> int:
     """Returns how many may be asked for of an output."""
-    return max((MAX_ASKED_CLASSES, *map(len, listed["labels"].values())))
+    return max((MAX_ASKED_CLASSES, *map(len, listed["published"]["labels"].values())))
 
 
 def _read_specs(listed: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from carpool.core.front_load import Outside
 from carpool.core.job import ADDRESS, INFINITY
 from carpool.errors import CarpoolError, InvalidInput
+from carpool.link.contents import Content
 from carpool.memory.arena import MakeRoom, Slot
 from carpool.memory.client_files import Region
 from carpool.types import RequestOptions, Signature, Tensor, Timing
@@ -31,6 +32,8 @@ ROLLOUT = "X-Carpool-Rollout"
 """Asks for one side of a rollout."""
 SIDES = ("stable", "candidate")
 
+Json: TypeAlias = Mapping[str, Any]
+"""A JSON object."""
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
@@ -150,6 +153,47 @@ def read_side(field: bytes | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Batching:
+    """Describes how the engine forms the batches of a model: its mode, and the latency that it promises."""
+
+    mode: str  # promise, knobs or eager
+    slo: float | None = None  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Describes in what a model differs from one that runs in the engine and gives one answer a request."""
+
+    hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    fetches: bool = False  # the engine copies inputs in clients' memory itself, into their batch
+    decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
+    writes: bool = False  # its answers are pieces of one text, which a request may want as a whole instead
+
+    def in_parts(self, one_answer: str | bool) -> bool:
+        """Returns whether its answers come one by one. A request for one answer has all of a text."""
+        return self.decoupled and not (self.writes and one_answer)
+
+
+USUAL_TRAITS = Traits()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """Holds what clients can read about a model."""
+
+    platform: str = ""
+    config: Json = field(default_factory=dict)  # Triton's JSON form
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by output
+    choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
+
+    @property
+    def ask(self) -> str:
+        """Returns what to set before a model that was not recognised takes pictures; empty: nothing would
+        help."""
+        return str(self.config.get("parameters", {}).get(ASK, {}).get("string_value", ""))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelEntry:
     """Describes one version of one model, as the front ends know it."""
 
@@ -157,29 +201,12 @@ class ModelEntry:
     name: str
     version: str
     signature: Signature
-    platform: str
-    mode: str  # promise, knobs or eager
-    slo: float | None  # seconds
-    config: Mapping[str, Any]  # Triton's JSON form
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by output
+    batching: Batching
+    traits: Traits = USUAL_TRAITS
+    published: PublishedModel = field(default_factory=PublishedModel)
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
-    vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
-    choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
-    hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
-    fetches: bool = False  # the engine copies inputs in clients' memory itself, into their batch
-    decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
-    writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
-    extra: Mapping[str, Any] = field(default_factory=dict)  # by extension: what its front part needs to know
-
-    def in_parts(self, one_answer: str | bool) -> bool:
-        """Its answers come one by one. Of text that is written, who takes one answer has all of it."""
-        return self.decoupled and not (self.writes and one_answer)
-
-    @property
-    def ask(self) -> str:
-        """Returns what to set before a model that was not recognised takes pictures; empty: nothing would
-        help."""
-        return str(self.config.get("parameters", {}).get(ASK, {}).get("string_value", ""))
+    vision: Json | None = None  # how it answers pictures; None: it takes only tensors
+    extra: Json = field(default_factory=dict)  # by extension: what its front part needs to know
 
 
 class IndexEntry(NamedTuple):
@@ -220,6 +247,18 @@ class LoadingStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedServer:
+    """Holds what a server tells its clients about itself, beside its models."""
+
+    name: str = "carpool"  # what the server calls itself
+    extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
+    logging: Json = field(default_factory=dict)  # v2 log settings, as they are answered
+    loading: str = ""  # how far the start is: what is loaded now, in words
+    on_demand: Mapping[str, str] = field(default_factory=dict)
+    """By name, the models that are loaded when a request names them, and the task of their settings."""
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """Lists everything that is served now. Replaced as a whole, with the next number.
 
@@ -235,13 +274,8 @@ class Catalog:
     leaving: Sequence[ModelEntry] = ()  # replaced or unloaded, but front ends may still send to them
     down: Collection[int] = ()  # keys of those without an instance that could run anything now
     regions: Mapping[str, Region] = field(default_factory=dict)  # by name
-    logging: Mapping[str, Any] = field(default_factory=dict)  # v2 log settings, as they are answered
-    extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
-    server_name: str = "carpool"  # what the server calls itself to clients
-    loading: str = ""  # how far the start is: what is loaded now, in words
-    on_demand: Mapping[str, str] = field(default_factory=dict)
-    """By name, the models that are loaded when they are asked for, and the task that their settings name."""
-    extra: Mapping[str, Any] = field(default_factory=dict)  # by extension: what its engine part publishes
+    server: PublishedServer = field(default_factory=PublishedServer)
+    extra: Json = field(default_factory=dict)  # by extension: what its engine part publishes
 
     @property
     def able(self) -> bool:
@@ -321,25 +355,42 @@ class OneAnswer:
         """It is not asked for."""
 
 
-class Ask(NamedTuple):
-    """Describes what is asked, by whom, and until when: the one value that goes through a door.
-
-    The tensors lie in `slot.view[tail:]` at the offsets of `head`. `deadline` is the client's own; the
-    promise is added behind the door.
+class Handling(NamedTuple):
+    """Describes how a request is handled that is not one with all its tensors, for one answer.
 
     With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now on,
     and the slot stays the caller's until `Call.ready`.
 
-    Nobody waits for a `background` one, whose tensors are there: it runs out of what the models on its device
-    leave over, counts nowhere as a request, and ends with an error of the reason `background` if there was no
-    slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`, `sender`
-    and the request's own options mean nothing then.
+    No client waits for a `background` one, whose tensors are there: it runs out of what the models on its
+    device leave over, counts nowhere as a request, and ends with an error of the reason `background` if there
+    was no slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
+    `sender` and the request's own options mean nothing then.
 
     With a `booking` it is one step of that: the pipeline's promise holds for it, counted from `arrived`, less
     what the later steps take; the first that comes with a booking is what the gate decides about.
 
     The answers of a decoupled model are taken `in_parts`; one that writes may be asked without, and then
     gives all of its text at once.
+    """
+
+    ready_in: float | None = None
+    in_parts: bool = False
+    background: bool = False
+    content: Content | None = None  # what is still to be put into the slot, as the front end knows it
+    booking: PipelineBooking | None = None
+    step: int = 0
+
+
+USUAL = Handling()
+IN_PARTS = Handling(in_parts=True)
+BACKGROUND = Handling(background=True)
+
+
+class Ask(NamedTuple):
+    """Describes what is asked, by whom, and until when: the one value that goes to the engine.
+
+    The tensors lie in `slot.view[tail:]` at the offsets of `head`. `deadline` is the client's own; the engine
+    adds the promise of the model.
     """
 
     entry: ModelEntry
@@ -349,12 +400,7 @@ class Ask(NamedTuple):
     arrived: float
     deadline: float = INFINITY
     sender: Sender = NOBODY
-    ready_in: float | None = None
-    in_parts: bool = False
-    background: bool = False
-    booking: PipelineBooking | None = None
-    step: int = 0
-    content: Any = None  # what the slot holds or will hold, as the front end knows it
+    handling: Handling = USUAL
 
 
 Ahead: TypeAlias = Callable[[float], int]

@@ -138,7 +138,7 @@ class RequestPlace:
         entry = self.template.entry
         assert entry is not None  # else it was not submitted
         names = self.template.outputs
-        if entry.platform == _ENSEMBLE:  # its steps may leave some out
+        if entry.published.platform == _ENSEMBLE:  # its steps may leave some out
             names = [name for name in names if name in rows]
         places, buffers = self._lined_up(names, rows)
         if end_of(places) <= self.capacity:

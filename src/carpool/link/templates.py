@@ -102,7 +102,7 @@ class ServedTemplate:
     def reads(self, payload: bytes, regions: Mapping[int, OpenRegion]) -> tuple[RegionReads, bytes]:
         """Inputs that are in clients' memory, for whoever makes their batch; and what the payload says beyond
         that. Raises `InvalidInput` for a region that is gone."""
-        if self.entry is None or not self.entry.fetches or not self.plain:
+        if self.entry is None or not self.entry.traits.fetches or not self.plain:
             raise ProtocolError("inputs in the memory of clients, which is not read there")
         size = PLACE.size * len(self.heads)
         try:

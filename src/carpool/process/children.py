@@ -220,9 +220,9 @@ class EngineProcess:
         await side.attach(message.body["frontend"], socket.socket(fileno=link), arena)
 
     def _report(self, catalog: Catalog) -> None:
-        if catalog.logging != self._logging:
-            self._logging = catalog.logging
-            self._control.send("logging", settings=dict(catalog.logging))
+        if catalog.server.logging != self._logging:
+            self._logging = catalog.server.logging
+            self._control.send("logging", settings=dict(catalog.server.logging))
         if catalog.ready and not self._was_ready:
             self._was_ready = True
             models = [f"{name}:{version}" for name, version in catalog.entries]
@@ -259,7 +259,7 @@ class FrontendProcess:
         pulses, block = Pulses(take_memory(pulse_file)), self._first.body["block"]
         engine = Watch(partial(pulses.read, ENGINE_BLOCK))
         Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
-        door.watch(lambda catalog: apply_log_settings(catalog.logging))
+        door.watch(lambda catalog: apply_log_settings(catalog.server.logging))
         start: StartFrontend = _load(self._first.body["start"])
         parts = FrontendParts(
             door=door,

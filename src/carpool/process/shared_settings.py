@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.rules import nearest
@@ -51,7 +52,7 @@ class LogSettings:
     def __init__(self, host: EngineHost, level: str) -> None:
         self._host = host
         self._settings = log_settings(level)
-        host.fields["logging"] = self._settings
+        host.published = replace(host.published, logging=self._settings)
         host.on_question("log-settings", self.update)
 
     async def update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class LogSettings:
                 logs.tell("engine", "log-settings-changed", **changed, by=arguments.get("by", "anybody"))
             self._settings = {**self._settings, **asked}
             apply_log_settings(self._settings)
-            self._host.fields["logging"] = self._settings
+            self._host.published = replace(self._host.published, logging=self._settings)
             self._host.publish()
         return self._settings
 

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -71,7 +72,7 @@ def engine_for(
 
 def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
     """Adds what front ends can ask of the engine besides inference. The desk returned starts the models."""
-    host.fields["server_name"] = settings.server_name
+    host.published = replace(host.published, name=settings.server_name)
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
     host.start_parts()
@@ -108,7 +109,7 @@ async def engine(
     make = partial(engine_for, paths, settings, table, restarted=restarted, block=mine, host=process)
     host = EngineHost(make, write_gate, process, settings)
     if process is not None:
-        host.listen(lambda catalog: process.follow_logging(catalog.logging))
+        host.listen(lambda catalog: process.follow_logging(catalog.server.logging))
     desk = add_questions(host, settings)
 
     def step_taken(step: LoadingStep) -> None:

@@ -12,7 +12,7 @@ from carpool.extensions.rollout import mirror as mirrors
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split, Usual
 from carpool.extensions.rollout.split import RolloutSplit
-from carpool.link.door import ModelEntry
+from carpool.link.door import Batching, ModelEntry
 from carpool.types import Signature
 from carpool.vision.likeness import Difference
 
@@ -42,7 +42,7 @@ def made_mirror() -> Mirror:
 
 def split(**more: Any) -> Split:
     entries = [
-        ModelEntry(key, "m", str(key), Signature("m", (), ()), "fake", "promise", 1.0, {}) for key in (1, 2)
+        ModelEntry(key, "m", str(key), Signature("m", (), ()), Batching("promise", 1.0)) for key in (1, 2)
     ]
     return Split(RolloutSplit("1", "2", 0.5, **more), *entries)
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from carpool.errors import InvalidInput
 from carpool.extensions.rollout.routing import Split
 from carpool.extensions.rollout.split import RolloutSplit
-from carpool.link.door import ModelEntry, Sender, read_side
+from carpool.link.door import Batching, ModelEntry, Sender, read_side
 from carpool.types import Signature
 
 
 def entry(version: str) -> ModelEntry:
-    return ModelEntry(int(version), "m", version, Signature("m", (), ()), "fake", "promise", 0.05, {})
+    return ModelEntry(int(version), "m", version, Signature("m", (), ()), Batching("promise", 0.05))
 
 
 def split(share: float, sticky: str = "source", salt: str = "aa") -> Split:

@@ -46,7 +46,7 @@ from carpool.extensions.rollout import (
 )
 from carpool.extensions.rollout.rollout_desk import RolloutDesk
 from carpool.extensions.rollout.routing import Routing
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.door import Batching, Catalog, ModelEntry
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature
 from engine.scripted import weights
@@ -211,7 +211,7 @@ def _build(self: Fleet, config: ModelConfig, version: ModelVersion, identity: ob
 
 
 def _entry(_self: EngineHost, key: int, served: Any) -> ModelEntry:
-    return ModelEntry(key, served.name, served.version, served.signature, "fake", "eager", None, {})
+    return ModelEntry(key, served.name, served.version, served.signature, Batching("eager"))
 
 
 # ---- what may answer

@@ -25,6 +25,7 @@ from carpool.extensions.tracing.request_spans import RequestSpans, SpanMessages,
 from carpool.extensions.tracing.settings import OtelSettings, read_otel
 from carpool.extensions.tracing.span_export import SpanExporter
 from carpool.frontend.calls.trace_context import Origin, Parent, read_parent, read_state
+from carpool.link.door import PublishedModel
 from carpool.observe.columns import REQUEST_SECONDS, by_word
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
@@ -134,7 +135,7 @@ def test_refusals_and_faults_are_the_status() -> None:
 
 def record(number: int, trace: bytes, **more: Any) -> _Ended:
     context = _Context(trace, os.urandom(8), b"", "")
-    entry: Any = type("Entry", (), {"name": "m", "version": "1", "config": {}})()
+    entry: Any = type("Entry", (), {"name": "m", "version": "1", "published": PublishedModel()})()
     timing = more.pop("timing", Timing(0.002, 0.001, 0.004, 0.001, 3, number=number))
     return _Ended(
         context, Origin("POST /x", {}), entry, 10.0, 10.02, 10.001, 10.015, 1, timing=timing, **more

@@ -48,8 +48,8 @@ def engine(tmp_path: Path) -> Engine:
 
 def test_what_holds_at_the_start(engine: Engine) -> None:
     assert engine.update() == engine.update("a") == DEFAULTS
-    assert engine.door.catalog.extensions == ("trace",)
-    assert Engine("").door.catalog.extensions == ()
+    assert engine.door.catalog.server.extensions == ("trace",)
+    assert Engine("").door.catalog.server.extensions == ()
 
 
 def test_a_model_has_its_own_and_the_rest_from_all(engine: Engine) -> None:

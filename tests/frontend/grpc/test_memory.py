@@ -13,6 +13,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
+from carpool.link.door import PublishedServer
 from carpool.memory.client_files import EXTENSION, Region
 from carpool.types import Datatype
 from frontend.fake_door import echo
@@ -35,11 +36,11 @@ def region(front: FrontEnd, size: int) -> Iterator[shm.SharedMemoryRegion]:
     made = shm.create_shared_memory_region("r", f"/{KEY}", size)
     inode = (Path("/dev/shm") / KEY).stat().st_ino
     named = {"r": Region(1, "r", f"/{KEY}", 0, size, inode=inode)}
-    front.run(lambda: front.door.renew(regions=named, extensions=(EXTENSION,)))
+    front.run(lambda: front.door.renew(regions=named, server=PublishedServer(extensions=(EXTENSION,))))
     try:
         yield made
     finally:
-        front.run(lambda: front.door.renew(regions={}, extensions=()))
+        front.run(lambda: front.door.renew(regions={}, server=PublishedServer()))
         shm.destroy_shared_memory_region(made)
 
 

@@ -21,7 +21,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
-from carpool.link.door import Ask, Sender
+from carpool.link.door import Ask, Handling, Sender
 from carpool.memory.layout import FILE_AT, find_file, write_file
 from carpool.memory.picture_leases import KEPT, KEPT_FILE, NO_ROOM, LeaseSeen, crops_in, read_cuts
 from carpool.observe import columns
@@ -118,8 +118,9 @@ class DeviceRun(CarriedRun):
         self.slot = self.door.slot(self.pictures.size)
         write_file(self.slot.view, file)
         self.over, self.decoded = False, True
-        times = 0.0, INFINITY, Sender("camera"), None
-        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
+        times = 0.0, INFINITY, Sender("camera")
+        handling = Handling(content=self.pictures)
+        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, handling)
         self.call = PipelineDoor().infer(ask, self.heard)
 
     def counted(self, where: str) -> float:

@@ -24,7 +24,7 @@ from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Ask, Sender
+from carpool.link.door import Ask, Handling, Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.pipelines.picture_graph import Item, Place
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
@@ -130,8 +130,9 @@ class CarriedRun:
         self.pictures = RoutePicture(model, picture(size=(64, 48)), DEFAULT, None)
         self.slot = self.door.slot(self.pictures.size)
         self.over = self.decoded = False
-        times = 0.0, INFINITY, Sender("camera"), 0.01
-        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
+        times = 0.0, INFINITY, Sender("camera")
+        handling = Handling(0.01, content=self.pictures)
+        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, handling)
         self.call = PipelineDoor().infer(ask, self.heard)
 
     def decode(self) -> None:

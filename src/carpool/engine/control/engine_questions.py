@@ -49,7 +49,7 @@ class MemoryRegistry:
         # An engine that follows this one must not use the same numbers: front ends know regions by them.
         self._numbers = count(time.monotonic_ns())
         if allowed:
-            host.fields["extensions"] = (*host.fields.get("extensions", ()), EXTENSION)
+            host.add_extension(EXTENSION)
         host.on_question("register-memory", self.register)
         host.on_question("unregister-memory", self.unregister)
 
@@ -93,7 +93,7 @@ class MemoryRegistry:
         return {}
 
     def _publish(self) -> None:
-        self._host.fields["regions"] = dict(self._regions)
+        self._host.region_names = dict(self._regions)
         self._host.publish()
 
 
@@ -182,7 +182,7 @@ class ControlDesk:
         host.on_question("demand", self._demand)
         host.on_stop(self.close)
         if self._mode == "explicit":
-            host.fields["extensions"] = (*host.fields.get("extensions", ()), UNLOAD_EXTENSION)
+            host.add_extension(UNLOAD_EXTENSION)
 
     async def open(self, progress: StartProgress) -> None:
         """Load what is to be there from the start; whoever waits for this then says that the server is ready.
@@ -209,9 +209,9 @@ class ControlDesk:
         )
         if self._engine.control.closed:
             raise Unavailable("the server is stopping", reason="stopping")
-        self._host.fields.pop("loading", None)
+        tasks = {} if self._on_demand is None else dict(self._on_demand.tasks)
+        self._host.published = replace(self._host.published, loading="", on_demand=tasks)
         if self._on_demand is not None:
-            self._host.fields["on_demand"] = dict(self._on_demand.tasks)
             failed = {}  # who asks for them hears why
         if failed and settings.needs_models and not self._engine.served:
             await self._engine.stop(0.0)
@@ -244,7 +244,7 @@ class ControlDesk:
 
         def take_down(step: LoadingStep) -> None:
             nonlocal planned
-            self._host.fields["loading"] = str(step)
+            self._host.published = replace(self._host.published, loading=str(step))
             planned = planned or loop.call_later(_TOLD_EVERY_S, publish)
 
         def publish() -> None:

@@ -207,10 +207,11 @@ class RecordingDoor:
 
     def infer(self, ask: Ask, hears: Hears) -> Call:
         source = ask.sender.source or ask.head.options.source
-        if ask.booking is not None:  # who came is who asked for the whole of it
-            if not ask.booking.begun:
-                self._recorder.note(ask.booking.entry, ask.arrived, 1, source)
-        elif not ask.background:
+        booking = ask.handling.booking
+        if booking is not None:  # who came is who asked for the whole of it
+            if not booking.begun:
+                self._recorder.note(booking.entry, ask.arrived, 1, source)
+        elif not ask.handling.background:
             images = ask.head.batch if ask.entry.signature.max_batch else 1
             self._recorder.note(ask.entry, ask.arrived, images, source)
         return self._door.infer(ask, hears)

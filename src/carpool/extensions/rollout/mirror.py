@@ -93,7 +93,7 @@ class Mirror:
         elif split.route.slower and (usual := split.usual.median) is not None:
             side["timed"] += 1
             side["slow"] += took > split.route.slower * usual
-        if entry.slo is not None and took > entry.slo:
+        if entry.batching.slo is not None and took > entry.batching.slo:
             side["late"] += 1
         if request_id and len(report["ids"]) < _MOST_IDS:
             report["ids"].append((request_id[:_LONGEST_ID], entry.version))

@@ -128,15 +128,15 @@ class Beside(Listener):
         """Begins on the version that was chosen, or on stable, if that rejects it."""
         request, split, content, now = self._request, self._split, self._content, monotonic()
         entry = request.entry
-        in_parts = entry.in_parts(request.refuses_many)
+        in_parts = entry.traits.in_parts(request.refuses_many)
         spares = split.spares(entry) and not in_parts
         self._compares = not in_parts and self._door.mirror.wants(split, entry, request.sender.named, now)
         content.copied = True
         content.kept = self._compares or spares
         self._door.inner(request)
         self._begun = True
-        if spares and entry.slo is not None and request.state != OVER:
-            slo = entry.slo
+        if spares and entry.batching.slo is not None and request.state != OVER:
+            slo = entry.batching.slo
             reserve = min(_RESERVE[1] * slo, max(_RESERVE[0] * slo, 3.0 * split.stable_s))
             late = promised(entry, request.arrived, request.deadline) - reserve
             loop = asyncio.get_running_loop()

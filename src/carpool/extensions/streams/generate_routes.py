@@ -116,7 +116,7 @@ class GenerateCall(HttpCall):
         request.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
             request.enter(self.current())
-            if request.entry.writes and not self._streams:
+            if request.entry.traits.writes and not self._streams:
                 request.refuses_many = _EXACTLY_ONE
             signature = request.entry.signature
             work = partial(read_tensors, body, signature)
@@ -141,7 +141,7 @@ class GenerateCall(HttpCall):
             self._stream().send_long(document, partial(self._written, answer), sent)
 
     def answer(self, request: Request, answer: Answer) -> None:
-        if not request.entry.in_parts(request.refuses_many):
+        if not request.entry.traits.in_parts(request.refuses_many):
             self.part(request, answer)
         if self._streams:
             self._stream().end()  # also of one without events
@@ -227,9 +227,9 @@ class PictureRoute(ImageRoute):
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
         target, told = super()._made(entry), self._sent.told
-        if not entry.decoupled and "max_tokens" in told:
+        if not entry.traits.decoupled and "max_tokens" in told:
             raise InvalidInput(f"{entry.name} does not take max_tokens", field="max_tokens")
-        return target._replace(options=Options(extra=told)) if entry.decoupled else target
+        return target._replace(options=Options(extra=told)) if entry.traits.decoupled else target
 
 
 class TritonWords:

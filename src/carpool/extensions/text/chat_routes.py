@@ -83,7 +83,7 @@ class ChatRoute(ImageRoute):
     def _made(self, entry: ModelEntry) -> ImageTarget:
         target = super()._made(entry)
         chat = self._chat
-        if not entry.decoupled:
+        if not entry.traits.decoupled:
             if chat.max_tokens:
                 raise InvalidInput(
                     f"max_tokens: {entry.name} does not write token by token", field="max_tokens"
@@ -136,7 +136,9 @@ def _names(service: HttpService, exchange: Exchange) -> list[str]:
     """Returns the names of those that the key is for."""
     who, catalog = exchange.who, service.door.catalog
     found = [entry.name for entry in in_order(catalog) if task_of(entry) in TEXT_TASKS]
-    found += [name for name, task in catalog.on_demand.items() if task in TEXT_TASKS and name not in found]
+    found += [
+        name for name, task in catalog.server.on_demand.items() if task in TEXT_TASKS and name not in found
+    ]
     return [name for name in found if who is None or who.may_use(name)]
 
 

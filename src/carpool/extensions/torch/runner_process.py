@@ -47,7 +47,7 @@ from carpool.extensions.torch.runner_instance import Arenas, RunnerInstance
 from carpool.extensions.torch.zygote import bring_packages
 from carpool.extensions.torch.zygote_start import COMPILER, RUNNER, ZYGOTE
 from carpool.link.child_process import Control, Message, collect_rarely, live_as_child, switch_often
-from carpool.link.door import ModelEntry
+from carpool.link.door import Batching, ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.link.zygote_process import import_all, live_as_zygote
@@ -470,10 +470,7 @@ def _entry(ready: Ready) -> ModelEntry:
         name=ready.config.name,
         version="",
         signature=ready.signature,
-        platform="",
-        mode="",
-        slo=None,
-        config={},
+        batching=Batching(""),
         vision=None if ready.vision is None else write_vision(ready.vision),
     )
 

@@ -357,7 +357,7 @@ def _about(ended: _Ended) -> dict[str, str | int]:
 
 
 def _devices(entry: ModelEntry) -> Iterator[str]:
-    for group in entry.config.get("instance_group", ()):
+    for group in entry.published.config.get("instance_group", ()):
         if group.get("kind") == "KIND_GPU":
             yield from (f"cuda:{gpu}" for gpu in group.get("gpus") or (0,))
 

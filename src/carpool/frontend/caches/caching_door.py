@@ -340,7 +340,7 @@ class Lookup(Listener):
         shared.get(name, self._others_said)
         if self._is_decoded or not self._caches.is_waited_for:
             return False
-        slo = self._entry.slo
+        slo = self._entry.batching.slo
         # Without a promise it has its own limit, and this is for a bug in it.
         self._timer = _later(1.0 if slo is None else _PROMISE_PART * slo, self._waited)
         return True

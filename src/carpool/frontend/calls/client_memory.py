@@ -117,7 +117,7 @@ class ClientMemory:
         """Open at once what is new: a client may remove its file as soon as it hears of success. And keep
         nothing open that is not registered any more, but for requests under way."""
         self._known.clear()
-        self._allowed = EXTENSION in catalog.extensions
+        self._allowed = EXTENSION in catalog.server.extensions
         known, self._regions = self._regions, {}
         lost, self._lost = self._lost, {}
         for name, region in catalog.regions.items():
@@ -245,7 +245,7 @@ class Outlets:
     def put(self, outputs: Sequence[Tensor], entry: ModelEntry, threads: Executor, then: Then) -> bool:
         """Write them, long ones in a thread: whether that is so. `then` gets the outcome, or None if the
         thread never came to it."""
-        write = partial(self.write, outputs, entry.labels, batched=entry.signature.max_batch > 0)
+        write = partial(self.write, outputs, entry.published.labels, batched=entry.signature.max_batch > 0)
         wanted = {outlet.output.name for outlet in self._outlets}
         if sum(tensor.data.nbytes for tensor in outputs if tensor.name in wanted) <= _AT_ONCE:
             then(write)

@@ -38,7 +38,7 @@ from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import PictureJob, explained, stopping
 from carpool.link.contents import Content, Pieces, Waiting
-from carpool.link.door import Answer, Ask, Call, ModelEntry, Sender
+from carpool.link.door import IN_PARTS, USUAL, Answer, Ask, Call, Handling, ModelEntry, Sender
 from carpool.link.step_times import Times
 from carpool.memory.arena import LARGE, Slot
 from carpool.memory.layout import answer_size
@@ -306,11 +306,11 @@ class Request:
         done for it: the engine, which all wait for, need not hear of a request that would be late."""
         self.head = head
         options, sender, entry = head.options, self.sender, self.entry
-        if entry.decoupled and self.refuses_many and not entry.writes:
+        if entry.traits.decoupled and self.refuses_many and not entry.traits.writes:
             raise Unsupported(self.refuses_many)
         if options is not DEFAULT_OPTIONS or sender.latest:
             self.sender = sender = sender.with_options(options)
-            if options.timeout is not None and entry.mode != "knobs":
+            if options.timeout is not None and entry.batching.mode != "knobs":
                 self.deadline = min(self.deadline, self.arrived + options.timeout)
         if gate and not (options.priority or sender.priority):  # else only the engine can say
             refusal = self.service.door.refuses(entry, self.deadline, monotonic(), sender)
@@ -327,7 +327,7 @@ class Request:
     def place_pieces(self, head: RequestHead, pieces: Sequence[Buffer], *, checked: bool) -> Waiting:
         self._enter(head)
         memory = self.service.memory
-        by_engine = self.entry.fetches and not (self.content is not None and self.content.copied)
+        by_engine = self.entry.traits.fetches and not (self.content is not None and self.content.copied)
         fetch = None
         if not head.plain and names_regions(head):
             fetch = memory.fetch(head, self.sender.holder, by_engine=by_engine)
@@ -401,10 +401,13 @@ class Request:
             head = self.reply.named(head)
             if pictures is not None:
                 head = self._with_headers(head)
-        in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
+        in_parts = entry.traits.decoupled and entry.traits.in_parts(self.refuses_many)
+        if pictures is not None:
+            handling = Handling(ready_in, in_parts, content=pictures)
+        else:
+            handling = IN_PARTS if in_parts else USUAL
         # By position: names would take as long again.
-        times = self.arrived, self.deadline
-        ask = Ask(entry, head, slot, tail, *times, self.sender, ready_in, in_parts, False, None, 0, pictures)
+        ask = Ask(entry, head, slot, tail, self.arrived, self.deadline, self.sender, handling)
         self._call = self.door.infer(ask, self)
         self.slot = None
         self.heard = True
@@ -534,7 +537,7 @@ class Request:
             for output in self.head.outputs:
                 if output.classification and answer.error is None and self._classify(answer):
                     return
-            in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
+            in_parts = entry.traits.decoupled and entry.traits.in_parts(self.refuses_many)
             if (pictures is None and self._outlets is None) or in_parts:
                 if isinstance(pictures, RoutePicture) and answer.error is None:
                     pictures.conclude()
@@ -555,7 +558,7 @@ class Request:
         if not any_takes_long(asked, answer.outputs):
             return False
         batched = entry.signature.max_batch > 0
-        work = partial(with_classes, asked, answer.outputs, entry.labels, batched=batched)
+        work = partial(with_classes, asked, answer.outputs, entry.published.labels, batched=batched)
         self._aside_work = in_thread = self.service.fair_threads.begin(self.client, work)
         in_thread.done.add_done_callback(partial(self._classified, answer))
         return True

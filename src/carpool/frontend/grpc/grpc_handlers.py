@@ -103,7 +103,7 @@ async def _model_metadata(service: GrpcService, request: Any) -> Document:
 
 
 async def _model_config(service: GrpcService, request: Any) -> Document:
-    return {"config": (await _found(service, request)).config}
+    return {"config": (await _found(service, request)).published.config}
 
 
 async def _model_statistics(service: GrpcService, request: Any) -> Document:

@@ -485,7 +485,7 @@ def list_outputs(
         if name in placed:
             listed.append((_placed_head(name, placed[name]), b""))
         elif name in produced:
-            labels = entry.labels.get(name, ())
+            labels = entry.published.labels.get(name, ())
             listed.append(_listed(as_requested(output, produced[name], labels, batched=batched)))
         else:
             raise ModelError(f"the model gave no output '{name}'", field=f"output '{name}'")

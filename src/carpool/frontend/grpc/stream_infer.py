@@ -59,13 +59,13 @@ class StreamCall(GrpcCall):
 
     def part(self, request: Request, answer: Answer) -> None:
         self._ended = answer.last
-        if answer.last and request.entry.writes:
+        if answer.last and request.entry.traits.writes:
             self._last = answer
         else:
             self.say_part(self._part_of(request, answer, None))
 
     def answer(self, request: Request, answer: Answer) -> None:
-        if not request.entry.decoupled:
+        if not request.entry.traits.decoupled:
             super().answer(request, answer)
         elif self._last is not None:
             self._reply(self._part_of(request, self._last, answer.timing))

@@ -123,7 +123,7 @@ class Fairness:
         lane.asked.add(work, now)
         if refusal is None and self._waits is not None and self._behind is not None:
             waited = self._waits.seconds
-            if backlog.turns_away(entry.key, entry.slo, lane, waited, now):
+            if backlog.turns_away(entry.key, entry.batching.slo, lane, waited, now):
                 refusal = self._behind(entry, now, sender.source, waited)
         backlog.shares.done.add(work if refusal is None else work * _REFUSAL_PART, now)
         return refusal
@@ -152,7 +152,7 @@ class Fairness:
             return
         without_stack(error)  # which would keep the body that it was found in
         status, fields, body = rendered(error, self.gate_status)
-        slo = None if entry is None else entry.slo
+        slo = None if entry is None else entry.batching.slo
         wait = _NO_PROMISE_WAIT_S if slo is None else CONSTANTS.paced_wait * slo
         exchange.on_disconnect = _nothing
         self._hold(lane, partial(exchange.respond, status, fields + more_fields, body), cost, now, wait)

@@ -171,7 +171,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return self._wanted({**self.asked.options, **fields}, model)
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
-        if "max_tokens" in given and not model.entry.decoupled:
+        if "max_tokens" in given and not model.entry.traits.decoupled:
             raise InvalidInput(f"{model.entry.name} does not take max_tokens", field="max_tokens")
         options = model.read_options(given)
         if not (options.overlay or self.asked.wants_drawn):
@@ -524,7 +524,7 @@ class ImageRequest:
             text.end(fields, orjson.loads(body), (), None)
             return
         document = outcome.document or orjson.loads(body)
-        counted = outcome.steps if self.target.lane.entry.writes else None
+        counted = outcome.steps if self.target.lane.entry.traits.writes else None
         text.end(fields, document, outcome.times, None if counted is None else tokens_in(counted))
 
     def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:

@@ -391,7 +391,7 @@ class HttpCall(RequestReply):
             response,
             asked,
             binary_output=head.binary_output,
-            labels=entry.labels,
+            labels=entry.published.labels,
             batched=entry.signature.max_batch > 0,
             placed=request.placed,
             sliced=sliced,

@@ -25,13 +25,17 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
             return entry
     if found:
         return found[0]
-    for name, declared in catalog.on_demand.items():
+    for name, declared in catalog.server.on_demand.items():
         if declared == task and name not in catalog.newest and (who is None or who.may_use(name)):
             raise NotLoaded(f"{name}, which is for {task}, is not loaded", name)
     there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
     tasks = f"there are models for {', '.join(there)}" if there else "no model takes images"
-    asks = [f"; {name} is not loaded: name it" for name in catalog.on_demand if name not in catalog.newest]
-    asks += [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
+    asks = [
+        f"; {name} is not loaded: name it" for name in catalog.server.on_demand if name not in catalog.newest
+    ]
+    asks += [
+        f"; {entry.name} may be: {entry.published.ask}" for entry in in_order(catalog) if entry.published.ask
+    ]
     maybe = "".join(asks[:_MOST_MAYBE])
     raise NotFound(f"no model is for {task}; {tasks}{maybe}", reason="no-task")
 

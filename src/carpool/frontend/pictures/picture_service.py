@@ -103,7 +103,7 @@ class PictureService:
         if made is not None and made.entry is entry and not isinstance(made, PipelineModel):
             return made
         if entry.vision is None:
-            why = f"; for images: {entry.ask}" if entry.ask else ""
+            why = f"; for images: {entry.published.ask}" if entry.published.ask else ""
             raise InvalidInput(
                 f"model '{entry.name}' takes tensors, not images: use /v2/models/{entry.name}/infer{why}",
                 reason="no-task",
@@ -200,4 +200,4 @@ def is_pipeline(entry: ModelEntry) -> bool:
 
 def promised(entry: ModelEntry, arrived: float, deadline: float) -> float:
     """The client's deadline or the end of the promise, whichever comes first."""
-    return deadline if entry.slo is None else min(deadline, arrived + entry.slo)
+    return deadline if entry.batching.slo is None else min(deadline, arrived + entry.batching.slo)

@@ -114,7 +114,7 @@ def _on_device(steps: Sequence[StepModel]) -> bool:
     picture can stay there. What is made upright is cut here, and so is what a cascade's audit looks at
     again."""
     return all(
-        at.model.encoded and at.entry.hosted and not at.step.crop.rectify and at.step.escalate is None
+        at.model.encoded and at.entry.traits.hosted and not at.step.crop.rectify and at.step.escalate is None
         for at in steps
     )
 

@@ -68,7 +68,7 @@ class PipelineRun:
     """Implements `Call`."""
 
     def __init__(self, model: PipelineModel, ask: Ask, hears: Hears) -> None:
-        pictures = ask.content
+        pictures = ask.handling.content
         assert isinstance(pictures, SentPictures)
         self._model = model
         self._graph = model.graph
@@ -79,7 +79,8 @@ class PipelineRun:
         self._booking = self._door.begin_booking(model.entry)
         urgent = max(ask.sender.priority, pictures.asked.options.priority)
         sender = ask.sender._replace(priority=urgent) if urgent else ask.sender
-        self._asked = ask._replace(sender=sender, booking=self._booking)
+        handling = ask.handling._replace(booking=self._booking)
+        self._asked = ask._replace(sender=sender, handling=handling)
         self._steps: dict[int, StepState] = {}
         self._late: list[int] = []
         self._degraded = ""  # why a cascade answers with its cheap model
@@ -107,7 +108,7 @@ class PipelineRun:
         self._device = DevicePicture(ask.slot) if self._pictures.is_file else None
         try:
             first = self._model.steps[base].entry
-            ask = ask._replace(entry=first, step=base)
+            ask = ask._replace(entry=first, handling=ask.handling._replace(step=base))
             request.call = self._door.infer(ask, RequestHears(self, base, request))
         except BaseException:
             self._let_go_of_device()
@@ -217,9 +218,8 @@ class PipelineRun:
             assert slot is not None
             try:
                 head = self._head(at, state, request)
-                ask = self._asked._replace(
-                    entry=at.entry, head=head, slot=slot, tail=0, ready_in=None, step=at.number
-                )
+                handling = self._asked.handling._replace(ready_in=None, step=at.number)
+                ask = self._asked._replace(entry=at.entry, head=head, slot=slot, tail=0, handling=handling)
                 request.call = self._door.infer(ask, RequestHears(self, at.number, request))
             except Exception as failed:
                 slot.release()
@@ -511,7 +511,7 @@ class PipelineDoor:
     """Wraps a door for pipelines: one request goes through all steps, and `hears` gets the whole answer."""
 
     def infer(self, ask: Ask, hears: Hears) -> Call:
-        pictures = ask.content
+        pictures = ask.handling.content
         assert isinstance(pictures, SentPictures)
         assert isinstance(pictures.model, PipelineModel)
         run = PipelineRun(pictures.model, ask, hears)

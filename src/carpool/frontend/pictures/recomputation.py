@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.workers import Then
-from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer
+from carpool.link.door import BACKGROUND, Answer, Ask, Call, ModelEntry, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.wire.v2 import RequestHead
 
@@ -101,7 +101,7 @@ class Recomputation(OneAnswer, Generic[T]):
     def run(self, head: RequestHead, slot: Slot, tail: int = 0) -> None:
         """Takes the slot, in which its inputs lie."""
         try:
-            ask = Ask(self._entry, head, slot, tail, monotonic(), background=True)
+            ask = Ask(self._entry, head, slot, tail, monotonic(), handling=BACKGROUND)
             self._call = self._service.door.infer(ask, self)
         except CarpoolError:
             slot.release()

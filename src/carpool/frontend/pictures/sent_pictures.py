@@ -338,7 +338,7 @@ class RoutePicture(SentPictures):
             self.head = model.file_head
         else:
             self.head, self.size = model.head, model.bytes
-        if self.options.extra and model.entry.decoupled:
+        if self.options.extra and model.entry.traits.decoupled:
             told = {
                 name: value
                 for name, value in self.options.extra.items()
