@@ -31,8 +31,8 @@ from statistics import median
 from typing import Any
 
 import carpool.demo
-from carpool.cache.cache_key import by_blake2b, by_sha256
 from carpool.core.evidence import interval
+from carpool.extensions.cache.cache_key import by_blake2b, by_sha256
 from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.plans.compare import compare_answers
 from carpool.wire.http_reply import read_reply

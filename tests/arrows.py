@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 HOMES: Mapping[str, str] = {
-    "cache": r"cache/|frontend/caches/",
     "cascades": r"frontend/pictures/cascade_",
     "pipelines": r"pipelines/picture_graph"
     r"|frontend/pictures/(pipeline_|run_steps|recomputation)",
@@ -26,16 +25,12 @@ OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
 
 ARROWS: Mapping[str, str] = {
     "engine/control/engine_questions.py": "registry",
-    "frontend/front_service.py": "cache pipelines rollout",
+    "frontend/front_service.py": "pipelines rollout",
     "frontend/grpc/grpc_handlers.py": "streams",
-    "frontend/grpc/grpc_server.py": "cache",
-    "frontend/grpc/grpc_service.py": "cache streams",
-    "frontend/http/app.py": "cache",
-    "frontend/http/http_service.py": "cache",
+    "frontend/grpc/grpc_service.py": "streams",
     "frontend/http/image_route.py": "streams text",
     "frontend/http/openapi.py": "pipelines",
     "frontend/pictures/picture_service.py": "pipelines",
-    "process/front_ends.py": "cache",
     "process/start.py": "registry rollout",
 }
 """By file of the server, the features whose files it imports."""

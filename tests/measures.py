@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "carpool"
 
 # By process layout: files and lines of the package that all processes of a server of one plain ONNX model
 # have loaded after 20 requests. The goals are 200 files with 38,000 lines, and 43,000 lines with gRPC.
-LOADED: Mapping[str, tuple[int, int]] = {"HTTP": (334, 65_000), "HTTP and gRPC": (352, 70_300)}
+LOADED: Mapping[str, tuple[int, int]] = {"HTTP": (322, 63_500), "HTTP and gRPC": (340, 68_800)}
 LINES_UNSAID = 400
 """So many lines fewer than LOADED says are no failure: files change for other reasons, too."""
 
@@ -30,7 +30,7 @@ CIRCLES = 17
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {
-    "cache": 11,
+    "cache": 5,
     "cascades": 1,
     "drift": 7,
     "ensembles": 6,

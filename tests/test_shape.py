@@ -34,7 +34,6 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory observe",
     "backends/torch": "backends config",
-    "cache": "config core frontend/calls observe vision wire",
     "cli": "client config core demo engine/profile frontend frontend/access lab "
     "lab/evaluate lab/load lab/sweep link observe pipelines process ray "
     "sim vision vision/plans",
@@ -55,16 +54,14 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/profile": "backends config core engine/run link memory observe",
     "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe wire",
-    "frontend": "config core frontend/caches frontend/calls frontend/pictures link memory observe wire",
+    "frontend": "config core frontend/calls frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
-    "frontend/caches": "cache config core frontend/calls frontend/pictures link memory observe vision "
-    "vision/plans wire",
     "frontend/calls": "config frontend/clients frontend/pictures link memory observe vision wire",
     "frontend/clients": "",
-    "frontend/grpc": "config core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/grpc": "config core frontend frontend/access frontend/calls "
     "frontend/clients frontend/http frontend/pictures link memory observe wire "
     "wire/proto",
-    "frontend/http": "config console core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/http": "config console core frontend frontend/access frontend/calls "
     "frontend/clients frontend/pictures link memory observe vision vision/tasks wire",
     "frontend/pictures": "config core frontend/clients link memory observe pipelines vision "
     "vision/plans vision/tasks wire",
@@ -78,7 +75,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "observe": "core",
     "pipelines": "config",
     "process": "config engine engine/control engine/fleet engine/loading engine/models engine/profile "
-    "frontend frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
+    "frontend frontend/access frontend/calls frontend/clients frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "ray": "",
     "sim": "core",

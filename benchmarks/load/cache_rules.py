@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from carpool.cache.similar import perceptual_hash
+from carpool.extensions.cache.similar import perceptual_hash
 from carpool.vision.thumbnail import block_change, thumbnail
 from load.still_camera import WIDTH, figure, frame
 

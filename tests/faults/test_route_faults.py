@@ -26,8 +26,8 @@ from link.redis_server import RedisServer, redis_server
 
 WHERE = {
     "cached": (
-        *("frontend.caches.caching_door", "frontend.caches.front_caches", "frontend.calls.request"),
-        *("link.contents", "cache.answer_store", "cache.cache_key"),
+        *("extensions.cache.caching_door", "extensions.cache.front_caches", "frontend.calls.request"),
+        *("link.contents", "extensions.cache.answer_store", "extensions.cache.cache_key"),
     ),
     "pipeline": (
         *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
@@ -49,9 +49,9 @@ WHERE = {
     "text": ("extensions.text.text_driver", "extensions.text.text_loop", "extensions.text.text_scheduler"),
     "sequence": ("extensions.sequences.sequence_route", "extensions.sequences.law"),
     "canary": (
-        *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
+        *("extensions.rollout.mirroring_door", "extensions.rollout.mirror", "extensions.rollout.comparison"),
         "frontend.pictures.recomputation",
-        *("frontend.rollout.routing", "frontend.calls.request", "link.contents"),
+        *("extensions.rollout.routing", "frontend.calls.request", "link.contents"),
     ),
 }
 """The modules of each route, by which it is called in routes.py."""
@@ -76,10 +76,10 @@ GIVES_BACK = {
     *("TextDriver.ready", "TextDriver._take"),
     "OpenBooking._learn",
     # Called when the catalogue changes, as it may at any time where a model is measured again; by no request.
-    *("Caching._around", "Caching._holds_back", "Mirroring._around", "Mirroring._choose"),
+    *("Mirroring._around", "Mirroring._choose"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
-SHARED = ("link.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
+SHARED = ("link.redis_client", "extensions.cache.caching_door", "extensions.cache.front_caches")
 
 
 def modules(names: tuple[str, ...]) -> list[Any]:

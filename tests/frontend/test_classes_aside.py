@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import orjson
 import pytest
+from frontend.http.test_cached import EXACT
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import Cancelled
@@ -21,7 +22,6 @@ from frontend.grpc.front_end import front_end as over_grpc
 from frontend.grpc.front_end import infer as ask
 from frontend.http.front_end import front_end, infer, infer_body
 from frontend.http.harness import post
-from frontend.http.test_cached import EXACT
 from waiting import until
 
 LARGE, SMALL = 30_000, 1000

@@ -246,6 +246,8 @@ BUILT_IN: tuple[Extension, ...] = (
         owns=("cache", "response_cache"),
         triton=("response_cache",),
         settings="settings:PART",
+        starts=("cache_url",),
+        front="front:front",
         engine="engine:engine",
         routes=(_CACHE,),
     ),

@@ -98,6 +98,11 @@ class FrontParts:
         order = {name: place for place, name in enumerate(installed())}
         return [self._parts[name] for name in sorted(self._parts, key=lambda name: order.get(name, 0))]
 
+    def state_of(self, name: str) -> object:
+        """Returns the state of an extension's part; None while it is not loaded."""
+        part = self._parts.get(name)
+        return None if part is None else part.state
+
     def add(self, name: str, part: FrontPart) -> None:
         """Adds a part that is made already."""
         self._parts[name] = part

@@ -10,8 +10,6 @@ from itertools import islice
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.extensions.rollout.mirroring_door import Mirroring
-from carpool.frontend.caches.caching_door import Caching
-from carpool.frontend.caches.front_caches import CacheParts, Caches
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
@@ -94,7 +92,6 @@ class FrontService(CallService):
         block: Block,
         max_body_bytes: int,
         picture_threads: int,
-        cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
         parts: Sequence[FrontPart] = (),
         started: StartedWith | None = None,
@@ -105,11 +102,7 @@ class FrontService(CallService):
         door = self.parts.start(door)
         super().__init__(name, door, block, max_body_bytes, picture_threads, forward)
         self.demands = Demands(door)
-        self.caches = Caches(door, block, cache or CacheParts())
-        caching, mirroring = Caching(self, self.caches), Mirroring(self)
-        # What stable answered in a candidate's place is not kept as the candidate's: caches are outside.
-        self.parts.add("cache", caching.part)
-        self.parts.add("rollout", mirroring.part)
+        self.parts.add("rollout", Mirroring(self).part)
         self._outermost = parts  # what is added sees every request once, and answers as they are written
         self._lanes = ModelLanes(self)
         self.lane, self.choose = self._lanes.lane, self._lanes.choose
@@ -142,7 +135,6 @@ class FrontService(CallService):
             if part.close is not None:
                 part.close()
         super().close()
-        self.caches.close()
 
 
 class ModelLanes:

@@ -13,7 +13,6 @@ import carpool
 from carpool.config.control_groups import within_limit
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
@@ -71,18 +70,6 @@ def http_limits(settings: ServerSettings) -> Limits:
     return Limits(**given, max_held_bytes=within_limit(MOST_BYTES) // settings.front_ends)
 
 
-def cache_parts(settings: ServerSettings) -> CacheParts:
-    """An equal part of the memory for each front end: what one keeps, no other can use."""
-    most = int(settings.cache_mb * 1e6) // settings.front_ends
-    if not settings.cache_url:
-        return CacheParts(most)
-    from carpool.link.redis_client import shared_store  # needs a package that others can do without
-
-    secret, wait_s = settings.cache_secret, settings.cache_wait_ms / 1e3
-    shared = shared_store(settings.cache_url, secret, wait_s, setting="cache_url")
-    return CacheParts(most, secret, shared)
-
-
 def started(parts: FrontendParts) -> StartedWith:
     return StartedWith(parts.settings, parts.table.block_exemplars(parts.block), parts.began)
 
@@ -117,7 +104,6 @@ async def http(parts: FrontendParts) -> Frontend:
         fair=fair,
         guard=access.guard,
         picture_hosts=settings.picture_hosts,
-        cache=cache_parts(settings),
         load_report=settings.load_report,
         forward=ForwardedHeaders.of(settings.http_header_forward_pattern, access.guard.proofs),
         started=started(parts),
@@ -139,8 +125,7 @@ async def grpc(parts: FrontendParts) -> Frontend:
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
     block = parts.table.block(parts.block)
-    cache = cache_parts(parts.settings)
-    server = GrpcServer(parts.door, block, parts.settings, access, cache, started(parts))
+    server = GrpcServer(parts.door, block, parts.settings, access, started(parts))
     await parts.until_catalogued()
     await server.start(parts.sockets["grpc"])
     access.watch()

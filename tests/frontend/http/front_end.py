@@ -13,7 +13,6 @@ import orjson
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError
 from carpool.frontend.access.guard import Guard
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
@@ -121,7 +120,6 @@ def front_end(
     max_body_bytes: int = 1 << 20,
     guard: Guard | None = None,
     picture_hosts: Collection[str] = (),
-    cache: CacheParts | None = None,
     settings: ServerSettings | None = None,
     **limits: Any,
 ) -> Iterator[FrontEnd]:
@@ -136,13 +134,12 @@ def front_end(
         max_body_bytes=max_body_bytes,
         guard=guard,
         picture_hosts=picture_hosts,
-        cache=cache,
         started=StartedWith(settings or ServerSettings()),
     )
     with serving(app, **limits) as server:
         try:
             yield FrontEnd(server, door, app)
-            if cache is not None or any(
+            if any(
                 model.cache is not None for model in given
             ):  # which audits its answers in threads, and nobody waits for that
                 server.call(lambda: None)  # what is begun right behind the last answer has begun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from carpool.extensions.cache.front_caches import NAME, Caches
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request
@@ -15,7 +16,8 @@ from carpool.observe.statistics import cache_counts, shared_cache_counts
 def _status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """Answers what all front ends keep of a model's answers, and what became of the requests for it."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
-    is_shared = service.caches.shared is not None
+    caches = _caches(service)
+    is_shared = caches is not None and caches.shared is not None
     answer_document(exchange, _document(entry, service.table, is_shared=is_shared))
 
 
@@ -25,11 +27,19 @@ def _clear(service: HttpService, exchange: Exchange, variables: Variables) -> No
     entry = service.look_up(variables["model"])
 
     async def clear() -> dict[str, Any]:
-        reached = await service.caches.clear_shared(entry.name)  # before the front ends look there again
+        caches, reached = _caches(service), None
+        if caches is not None:  # before the front ends look there again
+            reached = await caches.clear_shared(entry.name)
         await service.door.ask("cache/clear", {"name": entry.name})
         return {"shared": reached}
 
     service.answer_later(exchange, clear())
+
+
+def _caches(service: HttpService) -> Caches | None:
+    """Returns those of this front end; None where no model's answers were ever kept."""
+    state = service.parts.state_of(NAME)
+    return state if isinstance(state, Caches) else None
 
 
 def _document(entry: ModelEntry, table: Table, *, is_shared: bool) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class FrontPart:
     picture: SeesPictures | None = None  # sees requests with pictures, while there is an observer
     refused: SeesRefused | None = None  # sees what was rejected at its head, while there is an observer
     close: Callable[[], None] | None = None
+    state: object = None  # what the extension's routes read (`FrontParts.state_of`)
     choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None] | None = None
     """Returns what chooses between versions, given the newest one, the fields of a head and whether tensors
     come; None where all such requests are for the one version. Without fields, it says whether requests are

@@ -10,7 +10,6 @@ from time import monotonic
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.grpc.grpc_handlers import Handlers
@@ -38,14 +37,13 @@ class GrpcServer:
         block: Block,
         settings: ServerSettings,
         access: Access | None = None,
-        cache: CacheParts | None = None,
         started: StartedWith | None = None,
         clock: Clock = monotonic,
     ) -> None:
         threads = threads_for(settings.grpc_frontends)
         hidden = () if access is None else access.guard.proofs
         forward = ForwardedHeaders.of(settings.grpc_header_forward_pattern, hidden)
-        self.service = GrpcService(door, block, settings, threads, cache, forward, started)
+        self.service = GrpcService(door, block, settings, threads, forward, started)
         self._access = access
         self._limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
         self._descriptors = Descriptors()

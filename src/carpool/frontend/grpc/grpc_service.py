@@ -13,7 +13,6 @@ from carpool import errors
 from carpool.config.control_groups import within_limit
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, retry_after, without_stack
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.packing import AT_ONCE
@@ -71,12 +70,11 @@ class GrpcService(FrontService):
         block: Block,
         settings: ServerSettings,
         picture_threads: int = 1,
-        cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
         started: StartedWith | None = None,
     ) -> None:
         most = settings.max_body_bytes
-        super().__init__("grpc", door, block, most, picture_threads, cache, forward, (), started)
+        super().__init__("grpc", door, block, most, picture_threads, forward, (), started)
         self.largest_message = 0  # what a model took that is gone now stays allowed: it may come back
         door.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
         self._allow(largest_message(door.catalog, settings))

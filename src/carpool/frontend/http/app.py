@@ -10,7 +10,6 @@ from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard, key_in_fields
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import rule_of
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
 from carpool.frontend.http import openapi, small_routes
@@ -144,7 +143,6 @@ class HttpApp:
         fair: Fairness | None = None,
         guard: Guard | None = None,
         picture_hosts: Collection[str] = (),
-        cache: CacheParts | None = None,
         load_report: str = "off",
         forward: ForwardedHeaders | None = None,
         parts: Sequence[FrontPart] = (),
@@ -152,7 +150,7 @@ class HttpApp:
     ) -> None:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
-        given = max_body_bytes, picture_threads, fair, picture_hosts, cache, forward, parts, started
+        given = max_body_bytes, picture_threads, fair, picture_hosts, forward, parts, started
         self._service = HttpService(door, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys

@@ -15,7 +15,6 @@ import orjson
 
 from carpool.console import page_files
 from carpool.errors import CarpoolError
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
 from carpool.frontend.documents import LivePage, ProfileWatch
@@ -172,12 +171,11 @@ class HttpService(FrontService):
         picture_threads: int,
         fair: Fairness,
         picture_hosts: Collection[str] = (),
-        cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
         parts: Sequence[FrontPart] = (),
         started: StartedWith | None = None,
     ) -> None:
-        super().__init__("http", door, block, max_body_bytes, picture_threads, cache, forward, parts, started)
+        super().__init__("http", door, block, max_body_bytes, picture_threads, forward, parts, started)
         self.table = table
         self.metrics = metrics
         self.fair = fair

@@ -344,6 +344,8 @@ class ImageRequest:
         found = look(UnreadPicture(FORM, body, *given, self.arrived))
         self.looked = found.looked
         if found.answer is not None:
+            source = self.route.asked.sender.source
+            self.service.door.answered_here(target.lane.entry, self.arrived, 1, source)
             fields = early_fields(target, found.note, self.arrived)
             self._send(fields, found.answer.body, compressible=target.drawn is None)
         return found.answer is not None

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import orjson
 import pytest
 
-from carpool.frontend.caches.front_caches import CacheParts
+from carpool.extensions.cache.front_caches import CacheParts
 from carpool.link import circuit_breaker
 from carpool.link.redis_client import SharedStore, shared_store
-from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
+from extensions.cache.caching import caches_of, caching_front_end
+from frontend.http.front_end import FrontEnd, image_body, image_model, infer
 from frontend.http.harness import Client, Response
 from frontend.picture_models import classifier, picture
 from link.redis_server import RedisServer, redis_server
@@ -68,12 +69,12 @@ class Sharing:
                 self.picture(number)
 
     def is_up(self) -> bool:
-        caches = self.front.app._service.caches
+        caches = caches_of(self.front.app._service)
         return self.store.up and set(caches.marks) == {"image", "namer"}
 
     def clear_here(self) -> None:
         """What is kept in this process alone."""
-        caches = self.front.app._service.caches
+        caches = caches_of(self.front.app._service)
         self.front.run(lambda: caches.store.clear(lambda _owner: True, "cleared"))
 
 
@@ -88,7 +89,10 @@ def sharing(redis: RedisServer) -> Iterator[Sharing]:
     """One server of those that share."""
     store = shared_store(f"redis://127.0.0.1:{redis.port}", SECRET, WAIT_S, setting="cache_url")
     models = [image_model("image", mode="eager", cache=EXACT), classifier(cache=EXACT)]
-    with front_end(*models, cache=CacheParts(1 << 20, SECRET, store)) as front, front.connect() as client:
+    with (
+        caching_front_end(*models, parts=CacheParts(1 << 20, SECRET, store)) as front,
+        front.connect() as client,
+    ):
         one = Sharing(front, store, client)
         one.word(0)  # the first that keeps answers connects
         until(one.is_up)
@@ -212,7 +216,7 @@ def test_clearing_one_clears_the_other(redis: RedisServer) -> None:
         until(lambda: other.word(7) == "hit; kind=exact")  # kept once Redis has said for how long
         assert orjson.loads(one.client.ask("DELETE", "/v2/models/image/cache").body) == {"shared": True}
         assert one.word(7) == "miss"
-        until(lambda: other.front.app._service.caches.marks["image"] != b"")
+        until(lambda: caches_of(other.front.app._service).marks["image"] != b"")
         assert other.word(7) in ("miss", "hit; kind=shared"), "what it had itself is gone"
         keys = [key for key in redis.ask("KEYS", "carpool:*") if b"mark" not in key]
         assert all(redis.ask("TTL", key) != -1 for key in keys), "everything ends by itself"

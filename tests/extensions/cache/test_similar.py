@@ -8,8 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from carpool.cache.answer_store import Room
-from carpool.cache.similar import (
+from carpool.extensions.cache.answer_store import Room
+from carpool.extensions.cache.settings import CacheSettings
+from carpool.extensions.cache.similar import (
     AUDIT_EVERY_S,
     MOST_FRAMES,
     MOST_SOURCES,
@@ -23,7 +24,6 @@ from carpool.cache.similar import (
     perceptual_hash,
     seen_of,
 )
-from carpool.extensions.cache.settings import CacheSettings
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.types import Array
 

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from carpool.frontend.caches.front_caches import CacheParts
+from carpool.extensions.cache.front_caches import CacheParts
+from extensions.cache.caching import caches_of, caching_front_end
 from frontend.fake_door import FakeModel
-from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
+from frontend.http.front_end import FrontEnd, image_body, image_model, infer
 from frontend.http.harness import Client, Response, post
 from frontend.picture_models import RED, classifier, device_classifier, picture
 from waiting import until
@@ -66,7 +67,7 @@ def sharing(store: FakeStore, secret: str = SECRET) -> AbstractContextManager[Fr
         classifier(cache=EXACT),
         device_classifier(cache=EXACT),
     ]
-    return front_end(*models, cache=CacheParts(1 << 20, secret, store))
+    return caching_front_end(*models, parts=CacheParts(1 << 20, secret, store))
 
 
 def words(answer: Response) -> str:
@@ -151,7 +152,7 @@ def test_what_came_from_others_is_known_here_from_then_on(model: str) -> None:
         front.door.admits = False  # a picture is decoded all the time
         first = ask(client, model)
         assert words(first) == "hit; kind=shared"
-        until(lambda: len(front.app._service.caches.store) == 1)
+        until(lambda: len(caches_of(front.app._service).store) == 1)
         asked, again = store.asked, ask(client, model)
         assert words(again) == "hit; kind=exact"
         assert again.body == first.body
@@ -166,7 +167,7 @@ def test_what_is_gone_or_must_not_be_kept_is_not(rest: float | None, extra: byte
     twice(store)
     with sharing(store) as front, front.connect() as client:
         assert words(ask(client, extra=extra)) == ("off" if extra else "hit; kind=shared")
-        assert len(front.app._service.caches.store) == 0
+        assert len(caches_of(front.app._service).store) == 0
 
 
 def test_who_wants_a_new_answer_does_not_ask_others() -> None:
@@ -189,7 +190,7 @@ def clearing(front: FrontEnd) -> None:
 
 def look_again(front: FrontEnd, store: FakeStore) -> None:
     """What is done once a second."""
-    front.run(lambda: front.app._service.caches._follow(store))
+    front.run(lambda: caches_of(front.app._service)._note(store))
 
 
 def test_clearing_reaches_all_that_share() -> None:
@@ -236,7 +237,7 @@ def test_while_the_store_is_down_nothing_is_known_of_it() -> None:
     twice(store)
     with sharing(store) as front, front.connect() as client:
         ask(client, "namer")  # the first that keeps answers
-        assert set(front.app._service.caches.marks) == {"image", "namer", "chip"}
+        assert set(caches_of(front.app._service).marks) == {"image", "namer", "chip"}
         store.up = False
         look_again(front, store)
         asked = store.asked
@@ -260,4 +261,4 @@ def test_what_was_asked_before_a_clear_is_not_kept_after_it() -> None:
         front.run(lambda: front.door.renew(extra={"cache": {"cleared": {"image": 1}}}))
         front.run(call.finish)
         assert client.response().fields["cache-status"] == "carpool; fwd=miss"
-        assert len(front.app._service.caches.store) == 0
+        assert len(caches_of(front.app._service).store) == 0

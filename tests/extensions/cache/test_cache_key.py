@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from carpool.cache.cache_key import (
+from carpool.errors import InvalidInput
+from carpool.extensions.cache.cache_key import (
     ANY,
     CHANGES_NOTHING,
     IN_KEY,
@@ -21,7 +22,6 @@ from carpool.cache.cache_key import (
     fastest_keyed,
     read_cache_control,
 )
-from carpool.errors import InvalidInput
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds, read_options

@@ -8,9 +8,9 @@ from time import monotonic
 
 import orjson
 
-from carpool.cache.similar import OFF_S, judged
 from carpool.errors import CarpoolError
-from carpool.frontend.caches.front_caches import Hit, ModelCache
+from carpool.extensions.cache.front_caches import Hit, ModelCache
+from carpool.extensions.cache.similar import OFF_S, judged
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from extensions.cache.caching import caches_of
 from frontend.grpc.front_end import SERVICE, SUM, FrontEnd, channel, floats, front_end, image_request
 from frontend.http.front_end import image_model
 from frontend.http.harness import PATIENCE
@@ -52,7 +53,7 @@ def test_twins(front: FrontEnd) -> None:
     front.door.held = True
     with channel(front) as connected, ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(ask, connected, image_request(id=str(number))) for number in range(4)]
-        computing = front.server.service.caches.computing
+        computing = caches_of(front.server.service).computing
         until(lambda: [len(one.joined or ()) for one in list(computing.values())] == [3])
         front.run(front.door.calls[0].finish)
         answers = [one.result(PATIENCE) for one in asked]

@@ -19,16 +19,16 @@ import orjson
 import pytest
 from PIL import Image
 
-from carpool.cache import similar
-from carpool.cache.answer_store import AnswerStore
-from carpool.cache.cache_key import Digests
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError, Refused, Unavailable
+from carpool.extensions.cache import caching_door, front_caches, similar
+from carpool.extensions.cache.answer_store import AnswerStore
+from carpool.extensions.cache.cache_key import Digests
+from carpool.extensions.cache.caching_door import Lookup
+from carpool.extensions.cache.front_caches import CacheParts
 from carpool.frontend.access.access import Access
-from carpool.frontend.caches import caching_door, front_caches
-from carpool.frontend.caches.caching_door import Lookup
-from carpool.frontend.caches.front_caches import CacheParts
 from carpool.types import Datatype, TensorSpec
+from extensions.cache.caching import caches_of, caching_front_end
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
@@ -245,7 +245,7 @@ def connected(front: FrontEnd, count: int) -> Iterator[list[Client]]:
 
 
 def followers(front: FrontEnd) -> list[Any]:
-    computing = front.app._service.caches.computing
+    computing = caches_of(front.app._service).computing
     return [other for one in list(computing.values()) for other in list(one.joined or ())]
 
 
@@ -363,9 +363,9 @@ def test_unique_inputs_keep_nothing(front: FrontEnd) -> None:
     with front.connect() as client:
         for number in range(200):
             assert word(infer(client, "image", image_body(number.to_bytes(6, "big")))) == "miss"
-    store: AnswerStore = front.app._service.caches.store
+    store: AnswerStore = caches_of(front.app._service).store
     assert len(store) == 0
-    assert not front.app._service.caches.computing
+    assert not caches_of(front.app._service).computing
 
 
 @pytest.mark.parametrize("how", ["empty", "chunked", "gzip", "garbage"])
@@ -613,7 +613,7 @@ def test_what_was_sent_is_not_held_by_what_is_known_of_it(front: FrontEnd) -> No
             given = {"name": "image", "datatype": "BYTES", "shape": [1, 1], "data": [data]}
             answer = client.post("/v2/models/namer/infer", orjson.dumps({"inputs": [given]}))
             assert word(answer) == "miss"
-        caches = front.app._service.caches
+        caches = caches_of(front.app._service)
         model = caches.of(front.door.catalog.newest["namer"])
         assert not model._described
 
@@ -677,7 +677,7 @@ def test_unique_inputs_take_no_memory(front: FrontEnd) -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 24_000, "less than 16 bytes are left of each"
-    caches = front.app._service.caches
+    caches = caches_of(front.app._service)
     assert len(caches.store) == 0
     assert not caches.computing
 
@@ -713,7 +713,7 @@ def test_what_is_known_is_compared_by_its_digest_where_its_bytes_were_forgotten(
     data = picture()
     with front.connect() as client:
         answers = [client.post("/classify", data) for _ in range(2)]
-        store: AnswerStore = front.app._service.caches.store
+        store: AnswerStore = caches_of(front.app._service).store
         front.run(lambda: [store._forget_asked(digest) for digest in list(store.entries)])
         answers.append(client.post("/classify", data))
         assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]
@@ -727,7 +727,7 @@ def test_a_known_picture_is_answered_as_it_was_computed(
     """Before its head is read, or, where it is audited, behind it: the same words, and the same bytes."""
     monkeypatch.setattr(front_caches, "_EXACT_PART", 1.0)
     model = detector(cache={"exact": True, "audit": audit})
-    with front_end(model, cache=CacheParts()) as front, front.connect() as client:
+    with caching_front_end(model, parts=CacheParts()) as front, front.connect() as client:
         for query in ("", "?score=0.9", "?overlay=1"):
             answers = [client.post(f"/detect{query}", picture()) for _ in range(3)]
             assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]

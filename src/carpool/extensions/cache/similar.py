@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from carpool.cache.answer_store import Room
 from carpool.core.evidence import interval
+from carpool.extensions.cache.answer_store import Room
 from carpool.extensions.cache.settings import CacheSettings
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.types import Array

@@ -6,7 +6,7 @@ import secrets
 from collections import Counter
 from dataclasses import replace
 
-from carpool.cache.answer_store import PLACES, AnswerStore, Doorkeeper, Entry, Room
+from carpool.extensions.cache.answer_store import PLACES, AnswerStore, Doorkeeper, Entry, Room
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 
 

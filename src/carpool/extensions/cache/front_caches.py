@@ -12,22 +12,31 @@ from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
-from carpool.cache.cache_key import FORMAT, WISH_FIELD, Digests, Said, Wish, describe, read_cache_control
-from carpool.cache.cache_status import CacheStatus, hit
-from carpool.cache.similar import PictureLook, SimilarFrames, SourceAnswers, is_audited, see
+from carpool.extensions.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
+from carpool.extensions.cache.cache_key import (
+    FORMAT,
+    WISH_FIELD,
+    Digests,
+    Said,
+    Wish,
+    describe,
+    read_cache_control,
+)
+from carpool.extensions.cache.cache_status import CacheStatus, hit
 from carpool.extensions.cache.settings import CacheSettings
+from carpool.extensions.cache.similar import PictureLook, SimilarFrames, SourceAnswers, is_audited, see
+from carpool.frontend.calls.front_part import FrontServer
 from carpool.frontend.calls.lane import EarlyLook, UnreadPicture
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE
-from carpool.link.door import Catalog, Door, ModelEntry, Sender
+from carpool.link.door import Catalog, ModelEntry, Sender
 from carpool.observe import columns
-from carpool.observe.counters import Block, CounterRow, Row
+from carpool.observe.counters import Row
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
 
 if TYPE_CHECKING:
-    from carpool.frontend.caches.caching_door import Lookup
+    from carpool.extensions.cache.caching_door import Lookup
 
 MIB = 1 << 20
 MOST_BYTES = 16 << 20
@@ -42,7 +51,7 @@ _WORTH_READING = 20  # one of so many hits: then bodies are read although the ga
 
 
 class SharedAnswers(Protocol):
-    """Answers that servers share, as `cache.redis_client` has them."""
+    """Defines answers that servers share, as `link.redis_client` has them."""
 
     @property
     def up(self) -> bool: ...
@@ -214,10 +223,10 @@ class Caches:
     digests: Digests
     doorkeeper: Doorkeeper
 
-    def __init__(self, door: Door, block: Block, parts: CacheParts) -> None:
-        self._block = block
+    def __init__(self, server: FrontServer, parts: CacheParts) -> None:
+        self._server = server
         self._parts: CacheParts | None = parts
-        self._door = door
+        self._entries: Mapping[tuple[str, str], ModelEntry] = {}
         self._models: dict[int, ModelCache] = {}  # by the entry's key
         self._cleared: Mapping[str, int] = {}
         room = Room(parts.most_bytes)
@@ -229,7 +238,6 @@ class Caches:
         self._shared_looks, self._shared_hits = 0, 1  # lately; at first it is worth a try
         self._timeouts = 0  # of `shared`, that were counted
         self._noting: asyncio.TimerHandle | None = None
-        door.watch(self._renewed)
 
     def of(self, entry: ModelEntry) -> ModelCache:
         found = self._models.get(entry.key)
@@ -238,8 +246,8 @@ class Caches:
             if self._parts is not None:  # the first that keeps answers
                 self.digests, self.doorkeeper, self._parts = Digests(self._parts.secret), Doorkeeper(), None
                 if self._noting is None and self.shared is not None:
-                    self._follow(self.shared)
-            row = self._block.row(CounterRow(*entry.row))
+                    self._note(self.shared)
+            row = self._server.row(entry)
             found = self._models[entry.key] = ModelCache(entry, row, self.digests)
         return found
 
@@ -310,15 +318,11 @@ class Caches:
         hit = looked.hit
         model.row.observe(columns.CACHE_AGE, hit.age)
         model.count(hit.status.kind, monotonic() - began)
-        self.from_cache(entry, unread.arrived, 1, sender.source)
         return EarlyLook(looked, hit.kept, hit.status)
 
-    def from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
-        """A request was answered without the engine."""
-        self._door.answered_here(entry, arrived, images, source)
-
-    def _renewed(self, catalog: Catalog) -> None:
-        """What is not served any more, or was cleared by somebody, goes."""
+    def follow(self, catalog: Catalog) -> None:
+        """Drops what is not served any more, and what was cleared."""
+        self._entries = catalog.entries
         known = {entry.key: entry for entry in catalog.entries.values()}
         cleared: Mapping[str, int] = catalog.extra.get(NAME, {}).get("cleared", {})
         for key, model in list(self._models.items()):
@@ -331,7 +335,7 @@ class Caches:
                 if cleared[name] != self._cleared.get(name, 0):
                     self.marks.pop(name, None)
             with suppress(RuntimeError):  # no loop runs yet
-                self._follow(self.shared)
+                self._note(self.shared)
         self._cleared = cleared
 
     def _forget(self, key: int, why: str) -> None:
@@ -344,7 +348,7 @@ class Caches:
         """An answer that another version may have computed must not be kept for this one, nor one to what was
         asked before all were cleared."""
         entry = model.entry
-        known = self._door.catalog.entries.get((entry.name, entry.version)) is entry
+        known = self._entries.get((entry.name, entry.version)) is entry
         return known and self._models.get(entry.key) is model
 
     def is_shared(self, model: ModelCache) -> bool:
@@ -373,18 +377,18 @@ class Caches:
         self.shared.set_mark(name, token_hex(8).encode(), done.set_result)
         return await done is not None
 
-    def _follow(self, shared: SharedAnswers) -> None:
-        """Looks once a second: for the metrics, and whether somebody cleared something."""
-        loop, row = asyncio.get_running_loop(), self._block.server
+    def _note(self, shared: SharedAnswers) -> None:
+        """Looks once a second: for the metrics, and whether another server cleared something."""
+        loop, row = asyncio.get_running_loop(), self._server.server_row
         if self._noting is not None:
             self._noting.cancel()
-        self._noting = loop.call_later(_NOTED_EVERY_S if shared.up else _SOON_S, self._follow, shared)
+        self._noting = loop.call_later(_NOTED_EVERY_S if shared.up else _SOON_S, self._note, shared)
         row.set(columns.CACHE_SHARED_UP, float(shared.up))
         row.add(columns.CACHE_SHARED_TIMEOUTS, shared.timeouts - self._timeouts)
         self._timeouts = shared.timeouts
         if not shared.up:
             self.marks.clear()
-        for name in {name for (name, _), entry in self._door.catalog.entries.items() if NAME in entry.extra}:
+        for name in {name for (name, _), entry in self._entries.items() if NAME in entry.extra}:
             shared.mark(name, partial(self._marked, shared, name))
 
     def _marked(self, shared: SharedAnswers, name: str, word: bytes | None) -> None:

@@ -19,14 +19,13 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from carpool.cache.answer_store import Entry, same_bytes
-from carpool.cache.cache_key import FORMAT, WISH_FIELD, Said, read_cache_control
-from carpool.cache.cache_status import JOINED, MISS, OFF, SHARED, STORED, CacheStatus
-from carpool.cache.similar import MOST_FRAMES, Frame, PictureLook, SourceAnswers, see
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
-from carpool.frontend.caches.cache_audit import CacheAudit
-from carpool.frontend.caches.front_caches import (
+from carpool.extensions.cache.answer_store import Entry, same_bytes
+from carpool.extensions.cache.cache_audit import CacheAudit
+from carpool.extensions.cache.cache_key import FORMAT, WISH_FIELD, Said, read_cache_control
+from carpool.extensions.cache.cache_status import JOINED, MISS, OFF, SHARED, STORED, CacheStatus
+from carpool.extensions.cache.front_caches import (
     LOOKED_AT_ONCE,
     NAME,
     Caches,
@@ -35,16 +34,15 @@ from carpool.frontend.caches.front_caches import (
     Question,
     exact_hit,
 )
-from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.front_part import FrontPart
-from carpool.frontend.calls.lane import Infer, LooksEarly
+from carpool.extensions.cache.similar import MOST_FRAMES, Frame, PictureLook, SourceAnswers, see
+from carpool.frontend.calls.lane import Infer
 from carpool.frontend.calls.request import Listener, Request
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.contents import Content
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Answer
 from carpool.memory.arena import Slot
 from carpool.observe import columns
 
@@ -59,38 +57,18 @@ _VALUE = struct.Struct(">Bq")  # of what other servers read: format, length of t
 T = TypeVar("T")
 
 
-class Caching:
-    """Implements the feature, for versions whose settings ask for it."""
-
-    def __init__(self, service: CallService, caches: Caches) -> None:
-        self._service = service
-        self._caches = caches
-
-        self.part = FrontPart(around=self._around, holds_back=self._holds_back, early=self._early)
-
-    def _around(self, inner: Infer, entry: ModelEntry) -> Infer:
-        return inner if NAME not in entry.extra else CachingDoor(inner, self._service, self._caches)
-
-    def _holds_back(self, entry: ModelEntry) -> Callable[[], bool] | None:
-        return None if NAME not in entry.extra else partial(self._caches.holds_back, entry)
-
-    def _early(self, entry: ModelEntry) -> LooksEarly | None:
-        return None if NAME not in entry.extra else partial(self._caches.look_early, entry)
-
-
 class CachingDoor:
     """Wraps the requests for one version."""
 
-    def __init__(self, inner: Infer, service: CallService, caches: Caches) -> None:
+    def __init__(self, inner: Infer, caches: Caches) -> None:
         self.inner = inner
-        self.service = service
         self.caches = caches
 
     def __call__(self, request: Request) -> None:
         entry, content = request.entry, request.content
         assert content is not None
         # What its client sent beside a picture is no part of what identifies it.
-        told_headers = self.service.forward is not None and entry.signature.told
+        told_headers = request.service.forward is not None and entry.signature.told
         beside = told_headers and isinstance(content, SentPictures)
         if NAME not in entry.extra or not request.reply.form or beside:
             self.inner(request)
@@ -241,7 +219,7 @@ class Lookup(Listener):
     def _aside(self, work: Callable[[], T], then: Callable[[T], bool]) -> None:
         """Runs in a thread; what it reads stays where it is meanwhile."""
         slot = None if self._content.slot is None else self._content.slot.share()
-        future = asyncio.get_running_loop().run_in_executor(self._door.service.threads, work)
+        future = asyncio.get_running_loop().run_in_executor(self._request.service.threads, work)
         future.add_done_callback(partial(self._came_back, then, slot))
 
     def _came_back(self, then: Callable[[T], bool], slot: Slot | None, work: asyncio.Future[T]) -> None:
@@ -322,7 +300,7 @@ class Lookup(Listener):
         picture = self._audited_picture
         if picture is None:
             return None
-        audit = CacheAudit(self._door.service, self._request.sender.source, self._model, picture, found)
+        audit = CacheAudit(self._request.service, self._request.sender.source, self._model, picture, found)
         return partial(audit.begin, bytes(self._question.pieces[0]))
 
     # ── other servers ──
@@ -424,7 +402,7 @@ class Lookup(Listener):
         if not self.abandoned:
             if cached:  # else the engine was asked, and that was noted
                 source = request.sender.source or request.head.options.source
-                self._caches.from_cache(self._entry, request.arrived, request.head.batch, source)
+                request.service.door.answered_here(self._entry, request.arrived, request.head.batch, source)
             self._model.count(status.kind, monotonic() - self._began)
         self._over = True
         request.encoded, request.note = kept, status

@@ -1,1 +1,0 @@
-"""Answers that are there already: kept by the front ends, and shared with those of other servers."""

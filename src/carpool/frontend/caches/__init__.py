@@ -1,1 +1,0 @@
-"""Answers that a front end keeps."""
