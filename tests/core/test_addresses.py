@@ -10,11 +10,11 @@ import pytest
 
 from carpool.core.constants import CONSTANTS
 from carpool.core.curve import BatchCurve
-from carpool.core.job import ADDRESS, OFFERED, Job
+from carpool.core.job import ADDRESS, OFFERED, ORDINARY, Job
 from carpool.core.objectives import Promise
 from carpool.core.queue import Lanes, Sharing
 from carpool.core.scheduler import Scheduler
-from carpool.core.shares import ORDINARY, divide_weights
+from carpool.core.shares import divide_weights
 from carpool.sim.arrivals import Arrival, Ride
 from carpool.sim.simulation import Device, Simulation
 

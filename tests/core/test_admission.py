@@ -6,10 +6,10 @@ import pytest
 
 from carpool.core.admission import backed_up
 from carpool.core.curve import BatchCurve
+from carpool.core.intake import Intake
 from carpool.core.job import Job, Reason
 from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.shares import Intake
 
 SLO = 0.050
 

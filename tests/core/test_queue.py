@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.job import Job, JobState
-from carpool.core.queue import Lane, Lanes, Line
+from carpool.core.job import Job, JobState, Lane, Line
+from carpool.core.queue import Lanes
 
 
 def waiting(lanes: Lanes, lane: Lane, rank: float, images: int = 1, shape: object = None) -> Job:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
-from carpool.core.job import Job, Refusal
+from carpool.core.intake import water_level
+from carpool.core.job import BACKGROUND, ORDINARY, PROTECTED, Job, Lane, Refusal, level_of
 from carpool.core.objectives import Promise
-from carpool.core.queue import Lane
 from carpool.core.scheduler import Scheduler
-from carpool.core.shares import BACKGROUND, ORDINARY, PROTECTED, divide_weights, level_of, water_level
+from carpool.core.shares import divide_weights
 from carpool.sim.arrivals import Arrival
 from carpool.sim.simulation import Device, Simulation
 from core.playing import in_time, stream, together

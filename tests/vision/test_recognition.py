@@ -16,7 +16,8 @@ from carpool.config.model import ImageSettings
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.claims import Claims, literal, read_claims
 from carpool.vision.head_rules import readings
-from carpool.vision.recognition import Facts, OutputFact, Verdict, recognise
+from carpool.vision.output_facts import Facts, OutputFact
+from carpool.vision.recognition import Verdict, recognise
 
 SIDE, ANCHORS = 640, 8400
 RANDOM = np.random.default_rng(5)

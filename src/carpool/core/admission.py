@@ -6,8 +6,7 @@ from bisect import bisect_left
 from math import ceil, floor
 
 from carpool.core.instance import Instance
-from carpool.core.job import INFINITY, READY, SOON, Job, Reason, Refusal, Terms
-from carpool.core.queue import Lane
+from carpool.core.job import INFINITY, READY, SOON, Job, Lane, Reason, Refusal, Terms
 from carpool.core.scheduler_state import SchedulerState
 from carpool.core.shares import DeviceShares
 

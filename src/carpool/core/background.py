@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from carpool.core.constants import Constants
 from carpool.core.curve import BatchCurve, slo_capacity
@@ -19,9 +19,6 @@ from carpool.core.instance import Batch, BatchTurn, Instance
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, Job, Reason, planned
 from carpool.core.learning import Rate, Speed
 from carpool.core.scheduler_state import SchedulerState
-
-if TYPE_CHECKING:
-    from carpool.core.arbiter import Arbiter, ModelTurn
 
 _MOST_WAITING = 32  # requests of one model: they hold memory, and more than a few batches would only get old
 _LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever ends has it looked for, too
@@ -40,19 +37,42 @@ class BackgroundRoom(NamedTuple):
 NO_ROOM = BackgroundRoom(0.0, 0.0)
 
 
+class Beside(Protocol):
+    """Defines what background work sees of a model on the same device."""
+
+    @property
+    def scheduler(self) -> SchedulerState: ...
+
+    @property
+    def instances(self) -> Sequence[Instance]: ...
+
+    def use(self, now: float) -> float:
+        """Returns the part of the device that the model has taken lately."""
+
+
+class Device(Protocol):
+    """Defines what background work asks of its device, and reports to it."""
+
+    def slack(self, now: float) -> BackgroundRoom: ...
+
+    def background_began(self, batch: Batch, now: float) -> None: ...
+
+    def background_ended(self, turn: BackgroundTurn, batch: Batch, now: float) -> None: ...
+
+
 class BackgroundTurn(BatchTurn):
     """Represents the background work of one model: its own queue, and its place on the device, which no
     other turn counts."""
 
     __slots__ = (
-        *("_arbiter", "_gone", "_instances", "_jobs", "_patience", "_speed", "core", "look_again"),
+        *("_device", "_gone", "_instances", "_jobs", "_patience", "_speed", "core", "look_again"),
         *("ran", "skipped", "wake"),
     )
 
     def __init__(
-        self, arbiter: Arbiter, core: SchedulerState, instances: Sequence[Instance], wake: Callable[[], None]
+        self, device: Device, core: SchedulerState, instances: Sequence[Instance], wake: Callable[[], None]
     ) -> None:
-        self._arbiter = arbiter
+        self._device = device
         self.core = core
         self._instances = instances  # those on the device
         self.wake = wake  # has the model decide again
@@ -104,7 +124,7 @@ class BackgroundTurn(BatchTurn):
         if head is None or instance is None:
             return 0
         factor = max(instance.speed.mean, self._speed.mean)
-        slack = self._arbiter.slack(now)
+        slack = self._device.slack(now)
         room = self.core.curve.fits(slack.usual / factor)
         if room < head.images:
             room = head.images if factor * self.core.curve.times[head.images] <= slack.rare else 0
@@ -124,10 +144,10 @@ class BackgroundTurn(BatchTurn):
         return self.core.instances.start(instance, self._take(head, room), now, self)
 
     def began(self, batch: Batch, now: float) -> None:
-        self._arbiter.background_began(batch, now)
+        self._device.background_began(batch, now)
 
     def ended(self, batch: Batch, now: float) -> None:
-        self._arbiter.background_ended(self, batch, now)
+        self._device.background_ended(self, batch, now)
 
     def finished(self, batch: Batch, now: float, seconds: float | None) -> list[Job]:
         """Returns the jobs that are to be answered."""
@@ -182,7 +202,7 @@ class Slack:
     def forget(self, core: SchedulerState) -> None:
         self._watched.pop(core, None)
 
-    def room(self, turns: Sequence[ModelTurn], width: int, now: float) -> BackgroundRoom:
+    def room(self, turns: Sequence[Beside], width: int, now: float) -> BackgroundRoom:
         """Returns the room that there is for the sake of each model there, and of all of them together."""
         c = self._constants
         free = c.background_load - sum(self._share(turn, now) for turn in turns)
@@ -194,7 +214,7 @@ class Slack:
             return BackgroundRoom(usual, 0.0)
         return BackgroundRoom(usual, min((room.rare for room in rooms), default=INFINITY))
 
-    def _share(self, turn: ModelTurn, now: float) -> float:
+    def _share(self, turn: Beside, now: float) -> float:
         """Returns the part of what a model could answer in time that is asked of it: infinite while it says
         no to anybody, and in the first second that it is looked at."""
         core, c = turn.scheduler, self._constants

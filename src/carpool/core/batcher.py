@@ -20,11 +20,22 @@ from carpool.core.admission import gate, is_probe
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Instance
-from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, planned
+from carpool.core.job import (
+    INFINITY,
+    ORDINARY,
+    PROTECTED,
+    GivenUp,
+    Job,
+    Lane,
+    Line,
+    Reason,
+    Refusal,
+    level_of,
+    planned,
+)
 from carpool.core.objectives import Promise
-from carpool.core.queue import Lane, Line
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.shares import ORDINARY, PROTECTED, DeviceShares, level_of
+from carpool.core.shares import DeviceShares
 
 
 def next_batch(

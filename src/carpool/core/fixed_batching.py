@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from carpool.core.instance import Instance
-from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
+from carpool.core.job import INFINITY, READY, GivenUp, Job, Lane, Line, Reason, Refusal
 from carpool.core.objectives import FixedBatching, QueueLimits, TimeoutAction
-from carpool.core.queue import Lane, Line
 from carpool.core.scheduler_state import SchedulerState
 
 _AHEAD = 2  # batches set aside per instance

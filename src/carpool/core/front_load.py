@@ -11,8 +11,8 @@ from math import exp
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.intake import water_level
 from carpool.core.learning import Rate
-from carpool.core.shares import water_level
 
 _MOST_MODELS = 256
 

@@ -5,174 +5,18 @@ A job that is taken, given up or cancelled leaves every count at once; its place
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
-from operator import attrgetter
+from collections.abc import Iterator
 
 from carpool.core.constants import CONSTANTS, Constants
-from carpool.core.job import ADDRESS, OFFERED, READY, RUNNING, Job, JobState
-from carpool.core.learning import Doubt, Lag, Rate
+from carpool.core.job import ADDRESS, OFFERED, READY, RUNNING, SHARED, Job, JobState, Lane, Line
 
-_rank = attrgetter("rank")
-_COMPACT_AT = 64
 _DROP_S = 0.1
-_SHARED = "*"
 _MOST_SHARING = 4096  # addresses that are counted
-
-
-class Line:
-    """Holds ready jobs in order of rank."""
-
-    __slots__ = ("_jobs", "_start", "images", "requests")
-
-    def __init__(self) -> None:
-        self._jobs: list[Job] = []
-        self._start = 0
-        self.requests = 0
-        self.images = 0
-
-    def add(self, job: Job) -> None:
-        jobs = self._jobs
-        if len(jobs) > _COMPACT_AT + 2 * self.requests:
-            jobs[:] = list(self)
-            self._start = 0
-        if jobs and jobs[-1].rank > job.rank:
-            insort(jobs, job, lo=self._start, key=_rank)
-        else:
-            jobs.append(job)
-        self.requests += 1
-        self.images += job.images
-
-    def left(self, job: Job) -> None:
-        """A job of this line is no longer ready; its place is skipped from now on."""
-        self.requests -= 1
-        self.images -= job.images
-
-    def returned(self, job: Job) -> None:
-        """It is ready after all, in its old place."""
-        self.requests += 1
-        self.images += job.images
-
-    def head(self) -> Job | None:
-        jobs = self._jobs
-        for at in range(self._start, len(jobs)):
-            if jobs[at].state is READY:
-                self._start = at
-                return jobs[at]
-        jobs.clear()
-        self._start = 0
-        return None
-
-    def take(self, room: int) -> list[Job]:
-        """The first that fit into so many images: they run from now on. Nobody is passed over."""
-        taken: list[Job] = []
-        left, jobs = room, self._jobs
-        for at in range(self._start, len(jobs)):
-            job = jobs[at]
-            if job.state is not READY:
-                continue
-            if job.images > left:
-                self._start = at
-                break
-            left -= job.images
-            taken.append(job)
-            job.state = RUNNING
-        else:  # every job was taken or had left: later calls need not pass over these
-            jobs.clear()
-            self._start = 0
-        self.requests -= len(taken)
-        self.images -= room - left
-        return taken
-
-    def ranked_from(self, rank: float) -> list[Job]:
-        """The jobs ranked at or after this: those a slow instance can carry when the head is too urgent."""
-        at = bisect_left(self._jobs, rank, lo=self._start, key=_rank)
-        return [job for job in self._jobs[at:] if job.state is READY]
-
-    def move_to_back(self, job: Job, rank: float) -> None:
-        others = [other for other in self if other is not job]
-        job.rank = rank
-        self._jobs[:] = [*others, job]
-        self._start = 0
-
-    def __iter__(self) -> Iterator[Job]:
-        self.head()  # whoever left from the front is passed over for good
-        jobs = self._jobs
-        return (jobs[at] for at in range(self._start, len(jobs)) if jobs[at].state is READY)
-
-
-class Lane:
-    """The jobs of one (level, source): lower levels go first, then the source that was served least. The
-    source is the one that requests name, or else their client's address."""
-
-    __slots__ = (
-        *(
-            "coming",
-            "doubt",
-            "holder",
-            "level",
-            "lines",
-            "part",
-            "rate",
-            "ready",
-            "refused",
-            "requests",
-            "seen",
-            "served",
-        ),
-        *("source", "waiting", "weight"),
-    )
-
-    def __init__(self, level: int, source: str, memory: float) -> None:
-        self.level = level
-        self.source = source
-        self.lines: dict[Hashable, Line] = {}
-        self.waiting = 0  # images in the queue, decoded or not
-        self.ready = 0  # those that may run now
-        self.requests = 0  # jobs, of either kind
-        self.served = 0.0  # images for a weight of 1, on the level's common scale (see Lanes.ready_now)
-        self.holder = ""  # of the key that its source came with
-        self.weight = 1.0  # of that key
-        self.part = 1.0  # of that weight: all lanes of one holder share it
-        self.seen = float("-inf")
-        self.refused = float("-inf")  # when the gate last said no to it
-        self.rate = Rate(memory)
-        self.coming: Lag | None = None  # from their offer until their inputs are there, for those that wait
-        self.doubt: Doubt | None = None  # how much later than foreseen those end
-
-    @property
-    def shared(self) -> bool:
-        """Returns whether it has all sources for which there was no lane of their own."""
-        return self.source in (_SHARED, ADDRESS + _SHARED)
-
-    @property
-    def named(self) -> bool:
-        """Returns whether its requests name a source."""
-        return bool(self.source) and not self.source.startswith(ADDRESS)
-
-    def belongs_to(self, job: Job) -> None:
-        """Who pays for a lane may change with the keys. The lane that many share is nobody's."""
-        if (job.source or job.payer) == self.source:
-            self.holder, self.weight = job.holder, job.weight
-            self.part = job.weight  # until all lanes are looked at
-
-    def earliest(self) -> tuple[Job, Line]:
-        """Returns the most urgent ready job, and the line of its shape. The lane must have one."""
-        first: tuple[Job, Line] | None = None
-        for shape in list(self.lines):
-            line = self.lines[shape]
-            head = line.head()
-            if head is None:
-                del self.lines[shape]  # shapes come from clients: keep none that is not in use
-            elif first is None or head.rank < first[0].rank:
-                first = head, line
-        assert first is not None
-        return first
 
 
 def _shared_by(source: str) -> str:
     """Returns the lane of a source that has none of its own."""
-    return ADDRESS + _SHARED if source.startswith(ADDRESS) else _SHARED
+    return ADDRESS + SHARED if source.startswith(ADDRESS) else SHARED
 
 
 class Sharing:

@@ -22,19 +22,19 @@ from carpool.core.job import (
     GONE,
     INFINITY,
     OFFERED,
+    ORDINARY,
     READY,
     RUNNING,
     GivenUp,
     Job,
+    Lane,
     Reason,
     Refusal,
     Terms,
 )
 from carpool.core.learning import Lag
 from carpool.core.objectives import FixedBatching, Promise
-from carpool.core.queue import Lane
 from carpool.core.scheduler_state import Policy, SchedulerState
-from carpool.core.shares import ORDINARY
 
 
 @dataclass(slots=True)

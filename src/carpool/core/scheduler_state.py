@@ -11,10 +11,10 @@ from typing import Protocol
 from carpool.core.constants import Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Instance, Instances
-from carpool.core.job import GONE, INFINITY, GivenUp, Job, Reason, Refusal
+from carpool.core.intake import Intake
+from carpool.core.job import GONE, INFINITY, ORDINARY, GivenUp, Job, Lane, Reason, Refusal
 from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
-from carpool.core.queue import Lane, Lanes
-from carpool.core.shares import ORDINARY, Intake
+from carpool.core.queue import Lanes
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
 

@@ -18,8 +18,8 @@ from carpool.engine.engine import Engine
 from carpool.engine.engine_parts import Json, LoadedParts, Question
 from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.fleet import Publisher
-from carpool.engine.models.runtime import Gate, ModelProcess, OpensGroups
-from carpool.engine.models.served import Served, VersionState
+from carpool.engine.models.runtime import ModelProcess
+from carpool.engine.models.served import Gate, OpensGroups, Served, VersionState
 from carpool.engine.run.batch import Route
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import CarpoolError, NotFound, Unsupported

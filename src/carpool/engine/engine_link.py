@@ -36,7 +36,7 @@ from carpool.types import StepTiming, Timing
 
 if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost
-    from carpool.engine.models.runtime import Group, OpensGroups
+    from carpool.engine.models.served import Group, OpensGroups
 
 _log = logger("link")
 _SMALLEST_SLOT: Final = 4096

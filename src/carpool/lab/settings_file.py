@@ -16,8 +16,8 @@ from carpool.config.presets import PIXELS, PRESETS
 from carpool.config.repository import TOML
 from carpool.errors import ConfigError
 from carpool.vision.geometry import scale_of
+from carpool.vision.output_facts import FLOATS
 from carpool.vision.plans.settings import Described, VisionSettings
-from carpool.vision.recognition import FLOATS
 
 LABELS = "labels.txt"
 _HEADING = "# What is known of this model. Every line may be changed: docs/configuration.md has them all."

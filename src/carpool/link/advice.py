@@ -18,9 +18,8 @@ from hashlib import blake2b
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from carpool.core.job import REFUSAL_NUMBERS, Job, Reason, Refusal, refusal_of
+from carpool.core.job import ORDINARY, REFUSAL_NUMBERS, Job, Reason, Refusal, refusal_of
 from carpool.core.refusal_words import refused
-from carpool.core.shares import ORDINARY
 from carpool.errors import CarpoolError, Refused
 from carpool.link.door import NOBODY, Ahead, ModelEntry, Sender, nobody_ahead
 

@@ -26,7 +26,8 @@ from carpool.config.model import (
 from carpool.types import Array, Datatype
 from carpool.vision.coco_numbers import COCO_NUMBERS
 from carpool.vision.known_families import in_levels, offsets_of_cells, spread_over
-from carpool.vision.recognition import FLOATS, WRITTEN, WRITTEN_END, Facts, OutputFact, Reading
+from carpool.vision.output_facts import FLOATS, Facts, OutputFact
+from carpool.vision.recognition import WRITTEN, WRITTEN_END, Reading
 
 _NUMBERS = (Datatype.UINT8, Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64, Datatype.UINT16)
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))

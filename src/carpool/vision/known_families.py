@@ -5,12 +5,10 @@ What is named here is not taken for something else, and its owner learns what it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from carpool.config.model import DYNAMIC
-
-if TYPE_CHECKING:
-    from carpool.vision.recognition import Facts, OutputFact
+from carpool.vision.output_facts import Facts, OutputFact
 
 
 class KnownFamily(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carpool.extensions.torch import runner_process as later_module
-from carpool.extensions.torch.hosted_model import imported_names, imported_packages
+from carpool.extensions.torch.runner_messages import imported_names, imported_packages
 from carpool.extensions.torch.runner_process import Later
 from carpool.extensions.torch.zygote_start import cache_folders
 from carpool.link.zygote_process import import_all

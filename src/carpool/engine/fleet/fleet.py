@@ -11,8 +11,8 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.candidate import Upload
 from carpool.engine.models.batch_runtime import BatchRuntime
-from carpool.engine.models.runtime import Callers, EngineParts, Gate, ModelProcess, Runtime
-from carpool.engine.models.served import Served
+from carpool.engine.models.runtime import Callers, EngineParts, ModelProcess
+from carpool.engine.models.served import Gate, Runtime, Served
 from carpool.engine.models.serving_part import runtime_for, work_beside
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.measuring_turn import MeasuringTurn

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from carpool.config import rules
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import read_place
 from carpool.core.objectives import Promise
+from carpool.engine.fleet.model_state import ModelState
 from carpool.errors import CarpoolError, ConfigError
-
-if TYPE_CHECKING:
-    from carpool.engine.fleet.control import ModelControl, ModelState
 
 
 class StepPromise(NamedTuple):
@@ -24,8 +22,21 @@ class StepPromise(NamedTuple):
     may_grow: bool
 
 
+class LoadsModels(Protocol):
+    """Defines what loads the models of a repository, by name."""
+
+    @property
+    def models(self) -> Mapping[str, ModelState]: ...
+
+    @property
+    def under_way(self) -> Mapping[str, asyncio.Task[Any]]:
+        """Returns the loads that have not ended."""
+
+    async def load(self, name: str, /) -> object: ...
+
+
 class NeededModels:
-    def __init__(self, control: ModelControl) -> None:
+    def __init__(self, control: LoadsModels) -> None:
         self._control = control
         self._promised: dict[str, dict[str, StepPromise]] = {}  # by step, and by the ensemble that has it
 

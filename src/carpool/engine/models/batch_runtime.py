@@ -21,9 +21,9 @@ from carpool.core.objectives import FixedBatching
 from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.batch_document import batch_document
-from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
+from carpool.engine.models.runtime import EngineParts, InstancesRuntime
 from carpool.engine.models.second_look import SecondLook, wants_second_look
-from carpool.engine.models.served import Served, VersionState
+from carpool.engine.models.served import Gate, Served, VersionState
 from carpool.engine.models.serving_part import Seating, Stand, first, serving_parts
 from carpool.engine.profile.hardware import process_age
 from carpool.engine.profile.model_profile import Profile, StartTimes

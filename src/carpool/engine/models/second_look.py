@@ -12,21 +12,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import isinf, log
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.core.curve import BatchCurve
 from carpool.engine.loading.loading import Loading
+from carpool.engine.models.runtime import InstancesRuntime
+from carpool.engine.models.served import Served
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.measuring import Measured, Point, Watches, sample
 from carpool.engine.profile.model_profile import Profile, choices
 from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.run.driver import Driver
 from carpool.observe.logs import logger
-
-if TYPE_CHECKING:
-    from carpool.engine.models.batch_runtime import BatchRuntime
-    from carpool.engine.models.served import Served
 
 _log = logger("engine")
 
@@ -46,7 +44,10 @@ class SecondLook:
     when the tries are over."""
 
     def __init__(
-        self, runtime: BatchRuntime, watch: Callable[[], Watches] = CpuWatch, sleep: Sleep = asyncio.sleep
+        self,
+        runtime: InstancesRuntime[Driver],
+        watch: Callable[[], Watches] = CpuWatch,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._runtime, self._served = runtime, runtime.served
         self._watch = watch

@@ -1,37 +1,39 @@
-"""Represents one version of one model, from loading to unloading: what it is, what runs it, what is
-counted."""
+"""Represents one version of one model, from loading to unloading: what it is, what answers its requests, what
+is counted."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import orjson
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers
 from carpool.config.model import InstanceKind, ModelConfig
-from carpool.core.job import INFINITY
+from carpool.core.job import INFINITY, Job, Reason
 from carpool.core.objectives import Promise
 from carpool.core.scaling import capacity
 from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.candidate import Upload
 from carpool.engine.profile.model_profile import Profile
-from carpool.errors import CarpoolError
+from carpool.engine.routes.direct_route import Background
+from carpool.engine.run.batch import Route, Work
+from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.observe.statistics import VersionCounters
 from carpool.types import Signature
 from carpool.vision.plans.settings import VisionSettings
 
-if TYPE_CHECKING:
-    from carpool.engine.models.runtime import Gate, Runtime
-
 log = logger("engine")
+
+Gate = Callable[[Scheduler, float], bool]
+"""Takes advice to newcomers; whether there is any now."""
 
 
 class VersionState(enum.StrEnum):
@@ -180,6 +182,120 @@ class Served:
         if self._upload is not None:
             await asyncio.to_thread(self._upload.leave)
             self._upload = None
+
+
+class Runtime:
+    """Answers the requests of one version. It is used in the loop's thread. This base class gives no advice
+    and has no instances that could be lost."""
+
+    hosted = False  # it runs in another process
+    loop: asyncio.AbstractEventLoop | None = None  # None before it is loaded
+    scheduler: Scheduler | None = None  # also None for what forms no batches
+    rows: Sequence[str] = ()  # the names of its parts that are counted in rows of their own
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+
+    @property
+    def why_not(self) -> str:
+        """Why it could not run any request now; empty: it could, which is what readiness means."""
+        raise NotImplementedError
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits and nothing runs; nor would anything be lost if it were unloaded."""
+        return True
+
+    def route(self) -> Route:
+        """Returns how requests are answered."""
+        raise NotImplementedError
+
+    def groups(self) -> OpensGroups | None:
+        """Returns what lets in requests that front ends take apart; None: they take none apart."""
+        return None
+
+    def background_route(self) -> Background:
+        """Returns the route for work that nobody waits for."""
+        why = f"{self.served.name} forms no batches, and background work runs only beside batches"
+        raise Unavailable(why, reason="background")
+
+    def riding(self, _number: int) -> Sequence[Job]:
+        """Requests that the instance of this number is busy with."""
+        return ()
+
+    def asked_for(self, _work: Work) -> Iterable[tuple[Work, Served]] | None:
+        """Returns the requests to other models that are under way for this request, and those models. None:
+        the request runs on an instance of its own model."""
+        return None
+
+    def document(self, _now: float) -> Mapping[str, Any]:
+        """Returns what is known of its times."""
+        raise NotFound(f"{self.served.name} is an ensemble: each of its steps has its own profile")
+
+    def made_of(self) -> Sequence[str]:
+        """Returns digests of its files."""
+        raise NotImplementedError
+
+    async def check(self) -> None:
+        """Raises what can be seen to be wrong without loading."""
+
+    async def load(self, progress: Callable[[str], None]) -> None:
+        """Loads until it can run. What its version learns of itself by that is written there."""
+        raise NotImplementedError
+
+    def offered(self, gate: Gate) -> None:
+        """Requests come from now on; `gate` has advice for those who send them."""
+
+    def work_beside(self) -> Coroutine[Any, Any, None] | None:
+        """Returns work that goes on while the version serves, until it is withdrawn."""
+        return None
+
+    def rebind(self) -> None:
+        """Other versions are offered than before."""
+
+    def holds(self, _served: Served) -> bool:
+        """Returns whether one of its requests is on its way to this version."""
+        return False
+
+    def look_at_instances(self) -> None:
+        """One of them was lost or placed, or the process that runs them has stalled or moves again."""
+
+    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
+        """Front ends said no on its advice."""
+
+    async def finish(self, timeout: float | None) -> int | None:
+        """Waits for what was accepted. With a time limit nothing new is accepted, and the number of those who
+        wait when it is over is returned; None if nothing is left."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+class Group(Protocol):
+    """Defines one admission for many requests. Used in the loop's thread; errors that are no `CarpoolError`
+    and no `ProtocolError` are faults of the server."""
+
+    failed: CarpoolError | None  # what every later request of it is answered with
+
+    def asks(self, step: int, work: Work, now: float) -> None:
+        """Takes one of its requests, and may change its deadline. Raises what keeps it from being run."""
+
+    def reaches(self, step: int, images: int) -> None:
+        """Notes that so many images come to this step."""
+
+    def over(self, now: float, *, answered: bool) -> None:
+        """Ends it: the front end has answered, or no client waits for it any more."""
+
+
+class OpensGroups(Protocol):
+    """Defines what a runtime has whose requests are groups of requests to other models."""
+
+    name: str
+
+    def opened(self, step: int, work: Work, now: float) -> Group | None:
+        """Returns a group for the first of its requests; None: no group begins with this step. Raises what
+        the gate says."""
 
 
 def _device(config: ModelConfig) -> str:

@@ -16,8 +16,8 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.objectives import FixedBatching, Promise
 from carpool.engine.loading.loading import Ready
-from carpool.engine.models.runtime import EngineParts, Runtime
-from carpool.engine.models.served import Served
+from carpool.engine.models.runtime import EngineParts
+from carpool.engine.models.served import Runtime, Served
 from carpool.engine.run.batch import Work
 from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import Executes, Report

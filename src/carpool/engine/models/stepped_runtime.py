@@ -11,8 +11,8 @@ from carpool.config.model import ModelStep
 from carpool.config.repository import ModelVersion
 from carpool.core.job import INFINITY
 from carpool.core.remaining import Step
-from carpool.engine.models.runtime import EngineParts, Runtime
-from carpool.engine.models.served import Served
+from carpool.engine.models.runtime import EngineParts
+from carpool.engine.models.served import Runtime, Served
 from carpool.engine.routes.stepped_route import Binding, Stepped
 from carpool.engine.run.batch import Route
 from carpool.engine.run.model_inputs import signature_of

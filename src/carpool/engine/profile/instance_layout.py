@@ -30,10 +30,10 @@ from carpool.core.arbiter import Arbiter, ModelTurn
 from carpool.core.background import BackgroundTurn
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
+from carpool.core.intake import Intake
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.shares import Intake
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.measuring import Effort, Measuring, NotWatched, Watches
 from carpool.engine.run.executor import LoopTime

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from carpool.config.model import Task
 from carpool.config.repository import ModelVersion
 from carpool.core.remaining import Step
-from carpool.engine.models.runtime import EngineParts, OpensGroups
-from carpool.engine.models.served import Served
+from carpool.engine.models.runtime import EngineParts
+from carpool.engine.models.served import OpensGroups, Served
 from carpool.engine.models.stepped_runtime import SteppedRuntime
 from carpool.engine.profile.model_profile import cannot_keep, grown
 from carpool.engine.routes.stepped_route import Binding

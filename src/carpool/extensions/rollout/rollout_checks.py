@@ -17,7 +17,7 @@ from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.config.repository import version_folders
 from carpool.core.curve import slo_capacity
 from carpool.core.objectives import Promise
-from carpool.engine.fleet.control import ModelState
+from carpool.engine.fleet.model_state import ModelState
 from carpool.engine.models.served import Served
 from carpool.errors import ConfigError
 from carpool.extensions.rollout import counted

@@ -24,7 +24,8 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import version_folders
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost, without_paths
-from carpool.engine.fleet.control import LoadListener, ModelState
+from carpool.engine.fleet.control import LoadListener
+from carpool.engine.fleet.model_state import ModelState
 from carpool.engine.loading.candidate import Pin, fingerprint_of
 from carpool.errors import CarpoolError, Unavailable, WrongState
 from carpool.extensions.rollout.capacity import MinuteRates, carries

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from carpool.config.repository import version_folders
-from carpool.engine.fleet.control import ModelState
+from carpool.engine.fleet.model_state import ModelState
 from carpool.errors import Unavailable, WrongState
 from carpool.extensions.rollout.rollout_file import Mark, Record
 from carpool.extensions.rollout.rollout_guards import Counts, read_counts

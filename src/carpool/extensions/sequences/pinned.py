@@ -11,9 +11,9 @@ from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import Constants
 from carpool.core.fixed_batching import FixedBatchingPolicy
 from carpool.core.instance import Instance
-from carpool.core.job import GivenUp, Job
+from carpool.core.job import GivenUp, Job, Lane
 from carpool.core.objectives import FixedBatching
-from carpool.core.queue import Lane, Lanes
+from carpool.core.queue import Lanes
 from carpool.core.scheduler_state import SchedulerState
 from carpool.extensions.sequences.law import SequenceStep
 

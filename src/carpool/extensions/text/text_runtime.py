@@ -13,8 +13,8 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY
 from carpool.engine.loading.loading import Ready
-from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
-from carpool.engine.models.served import Served, VersionState
+from carpool.engine.models.runtime import EngineParts, InstancesRuntime
+from carpool.engine.models.served import Gate, Served, VersionState
 from carpool.engine.run.batch import Route
 from carpool.extensions.text.hosted_text import HostedText
 from carpool.extensions.text.text_driver import LocalText, TextDriver, Writes

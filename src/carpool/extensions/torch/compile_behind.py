@@ -21,7 +21,8 @@ from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.errors import CarpoolError
 from carpool.extensions.torch.compiled_file import compiled_point, write_compiled
-from carpool.extensions.torch.hosted_model import HostedLoading, SavedArtifacts
+from carpool.extensions.torch.hosted_model import HostedLoading
+from carpool.extensions.torch.runner_messages import SavedArtifacts
 from carpool.extensions.torch.shared_artifacts import artifacts_of, keep_few
 from carpool.observe import columns
 from carpool.observe.logs import logger

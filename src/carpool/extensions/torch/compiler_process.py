@@ -16,7 +16,7 @@ from carpool.engine.profile.model_profile import key_text
 from carpool.engine.profile.whole_file import write_whole
 from carpool.errors import CarpoolError, ModelError
 from carpool.extensions.torch.compiled_file import compiled_key, saved_artifacts
-from carpool.extensions.torch.hosted_model import (
+from carpool.extensions.torch.runner_messages import (
     CompiledInstances,
     Opening,
     RunnerFailure,

@@ -4,116 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
 
-from carpool.backends.backend import CompiledSize
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.loading import Ready, ReportStep
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.run.batch import BatchResult, Outcome, Work
+from carpool.engine.run.driver import Driver
 from carpool.errors import ModelError, Unsupported
+from carpool.extensions.torch.runner_client import Compiler, Runner
+from carpool.extensions.torch.runner_messages import CompiledInstances, LoadOrder, OpenedAs, Opening, Prepared
 from carpool.link import records
 from carpool.link.link_failures import read_failure
 from carpool.link.records import ProtocolError, RecordReader, read_endings
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import Timing
-
-if TYPE_CHECKING:
-    from carpool.engine.run.driver import Driver
-    from carpool.extensions.torch.runner_client import Compiler, Runner
-
-
-_MOST = 256
-_DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
-"""Beyond the packages themselves: what torch imports when something is compiled, which takes seconds."""
-
-
-def imported_packages() -> list[str]:
-    """Installed ones only: what lies beside a model belongs to the model, and is read when that is loaded."""
-    names = sorted({name.partition(".")[0] for name in list(sys.modules)})
-    installed = [name for name in names if name != "carpool" and _is_installed(name)]
-    return [*installed[:_MOST], *(name for name in _DEEP if name in sys.modules)]
-
-
-def _is_installed(name: str) -> bool:
-    if name in sys.stdlib_module_names or not name.isidentifier() or name.startswith("_"):
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return isinstance(file, str) and bool({"site-packages", "dist-packages"} & set(Path(file).parts))
-
-
-def imported_names(said: object) -> list[str]:
-    """Returns what another process says that it has imported, as far as it can be passed on."""
-    names = said if isinstance(said, list | tuple) else ()
-    good = [name for name in names if isinstance(name, str) and name.replace(".", "_").isidentifier()]
-    return good[: 2 * _MOST]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
-    """Names which version to load."""
-
-    config: ModelConfig
-    version: ModelVersion
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Describes one more instance of what was loaded before, with what was found out then."""
-
-    asked: LoadOrder
-    ready: Ready
-    threads: int | None  # of an instance
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedAs:
-    number: int
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    ready: Ready
-    threads: int | None
-    opened: list[OpenedAs]
-    packages: list[str]  # that were imported
-    artifact_sizes: list[int] = field(default_factory=list)  # batch sizes that were compiled before
-    profile_key: str = ""  # JSON; empty: its profile is not kept
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledInstances:
-    """Describes what became of one batch size, for each instance that serves."""
-
-    instances: list[CompiledSize]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedArtifacts:
-    """Describes what a compiler process leaves for other processes; no path: nothing."""
-
-    path: str
-    key: str  # JSON, of what it was compiled from
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerFailure:
-    """Represents it as `link_failures` writes it."""
-
-    status: int
-    text: str
-
 
 _READ_BYTES = 1 << 18
 
@@ -257,15 +169,6 @@ class HostedLoading:
 
     def _instance(self, which: OpenedAs) -> HostedInstance:
         return HostedInstance(self._runner, self._asked.config.name, which.number, which.device)
-
-
-class Settles(Protocol):
-    """Represents an instance in the runner that serves."""
-
-    number: int
-
-    def settled(self) -> None:
-        """Nothing more is written to its riders' memory."""
 
 
 class InRunner:

@@ -13,17 +13,12 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from carpool.config.backend_kinds import kind_of
-from carpool.config.model import ModelConfig
-from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
 from carpool.config.usable_cores import usable_cores
 from carpool.engine.loading.loading import ReportStep
 from carpool.errors import ModelError, Unavailable
-from carpool.extensions.torch.hosted_model import (
+from carpool.extensions.torch.runner_messages import (
     CompiledInstances,
-    HostedInstance,
-    HostedLoading,
     Opening,
     RunnerFailure,
     SavedArtifacts,
@@ -84,7 +79,7 @@ class Runner:
         self._closed = False
         self._arenas: dict[int, int] = {}  # files, for a runner that is started later
         self._logging: Mapping[str, Any] = {}
-        self._loadings = count(1)
+        self.loadings = count(1)  # the numbers of those that follow
         self._questions = count(1)
         self._asks: dict[int, tuple[asyncio.Future[int], ReportStep]] = {}
         self._serving: dict[int, Settles] = {}
@@ -97,13 +92,6 @@ class Runner:
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
-
-    def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
-        """Returns None for a model that runs in the engine's own process."""
-        if kind_of(config.backend).process != "runner":
-            return None
-        self._keep_zygote()
-        return HostedLoading(self, next(self._loadings), config, version)
 
     # ---- what the link says -----------------------------------------------------------------------------
 
@@ -178,7 +166,7 @@ class Runner:
         if news and self._zygote is not None:
             self._zygote.bring(news)
 
-    def _keep_zygote(self) -> None:
+    def keep_zygote(self) -> None:
         if self._zygote is not None or self._closed or self._zygotes >= _ZYGOTES:
             return
         self._zygotes += 1
@@ -200,7 +188,7 @@ class Runner:
         gone, self._zygote = self._zygote, None
         if gone is not None and gone.spoiled:
             self._brings, self._packages = False, ()
-        self._keep_zygote()
+        self.keep_zygote()
 
     def _new_child(self, kind: str) -> Child:
         if self._zygote is not None and self._zygote.usable:
@@ -308,7 +296,7 @@ class Runner:
     def abort(self, instance: Settles) -> None:
         self._say("abort", instance=instance.number)
 
-    def drop(self, instance: HostedInstance) -> None:
+    def drop(self, instance: Settles) -> None:
         """Drops an instance that never served; from any thread."""
         self._loop.call_soon_threadsafe(lambda: self._say("drop", instance=instance.number))
 

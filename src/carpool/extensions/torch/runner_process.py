@@ -32,7 +32,10 @@ from carpool.engine.loading.loading import Loading, Ready, ReportStep
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
 from carpool.extensions.torch import compiler_process
-from carpool.extensions.torch.hosted_model import (
+from carpool.extensions.torch.hosted_part import HostedPart, LoadsHere, ServesHere, hosted_part
+from carpool.extensions.torch.picture_slots import PictureSlots
+from carpool.extensions.torch.runner_instance import Arenas, RunnerInstance
+from carpool.extensions.torch.runner_messages import (
     CompiledInstances,
     LoadOrder,
     OpenedAs,
@@ -41,9 +44,6 @@ from carpool.extensions.torch.hosted_model import (
     RunnerFailure,
     imported_packages,
 )
-from carpool.extensions.torch.hosted_part import HostedPart, LoadsHere, ServesHere, hosted_part
-from carpool.extensions.torch.picture_slots import PictureSlots
-from carpool.extensions.torch.runner_instance import Arenas, RunnerInstance
 from carpool.extensions.torch.zygote import bring_packages
 from carpool.extensions.torch.zygote_start import COMPILER, RUNNER, ZYGOTE
 from carpool.link.child_process import Control, Message, collect_rarely, live_as_child, switch_often

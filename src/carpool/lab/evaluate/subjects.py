@@ -17,7 +17,8 @@ from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig, SpecificVersions
 from carpool.config.repository import find_places, the_place, version_folders
 from carpool.engine.engine import Engine
-from carpool.engine.fleet.control import LoadListener, ModelState
+from carpool.engine.fleet.control import LoadListener
+from carpool.engine.fleet.model_state import ModelState
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Unavailable
 from carpool.vision.python_pictures import Answer
 

@@ -25,8 +25,8 @@ from carpool.config.presets import (
 from carpool.errors import ConfigError
 from carpool.types import Datatype
 from carpool.vision.claims import Claims
+from carpool.vision.output_facts import FLOATS
 from carpool.vision.processor_config import FIELD_OF
-from carpool.vision.recognition import FLOATS
 from carpool.vision.tasks.task import Picture
 
 _AS_THEY_ARE = {"scale": 1.0, "mean": (0.0,), "std": (1.0,)}

@@ -16,8 +16,9 @@ from carpool.vision.claims import NO_CLAIMS, Claims
 from carpool.vision.coco_numbers import COCO_NUMBERS, names_all, of_coco_numbers
 from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.head_rules import readings
+from carpool.vision.output_facts import Facts, OutputFact
 from carpool.vision.plans.pixels import guesses, refuse_assumed, see_pixels
-from carpool.vision.recognition import Facts, OutputFact, Reading, TaskTable, Verdict, recognise
+from carpool.vision.recognition import Reading, TaskTable, Verdict, recognise
 from carpool.vision.tasks.task import (
     AS_TENSORS,
     LoadedModel,

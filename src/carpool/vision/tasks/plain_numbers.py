@@ -12,8 +12,8 @@ from carpool.config.model import EmbedSettings, Task
 from carpool.errors import ModelError, TooLarge
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.geometry import Geometry
+from carpool.vision.output_facts import FLOATS
 from carpool.vision.picture_answers import Embedding, Options, Output, Outputs
-from carpool.vision.recognition import FLOATS
 from carpool.vision.tasks.task import (
     LoadedModel,
     VisionSettings,

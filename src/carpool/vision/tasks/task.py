@@ -13,8 +13,9 @@ from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
 from carpool.errors import ConfigError, InvalidInput, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.geometry import Geometry
+from carpool.vision.output_facts import FLOATS, Facts
 from carpool.vision.picture_answers import Option, Options, Size, Who, schema_of
-from carpool.vision.recognition import FLOATS, Facts, Reading, TaskTable
+from carpool.vision.recognition import Reading, TaskTable
 
 if TYPE_CHECKING:
     from carpool.vision.compare_settings import CompareSettings
