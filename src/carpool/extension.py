@@ -78,6 +78,19 @@ class Verb:
     sentence: str  # what it does: the first of its own help
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Describes a process of its own, which `carpool serve` starts where one of `starts` is set.
+
+    It has a link to the engine, counters and memory as a front end has, and so it can send requests. The
+    server serves without it: one that dies, also at its start, is started again after a pause.
+    """
+
+    name: str  # in the log and the metrics
+    start: str  # place of a `StartFrontend` (process/children.py)
+    ports: Mapping[str, int] = field(default_factory=dict)  # by name; 0 takes a free one
+
+
 class Columns(NamedTuple):
     """Describes what an extension counts in each row of the shared counters: a number, one for each word, or
     a histogram with these bounds.
@@ -201,6 +214,7 @@ class Extension:
     """Options of the server, and in capitals variables of the environment. Where one of them is set, or the
     setting `api` names the extension, both parts are loaded when the server starts, whatever its models ask
     for."""
+    processes: tuple[Process, ...] = ()
     begin: str = ""
     """Place of `begin(settings) -> (settings, warning)`, called by `carpool serve` before it starts processes
     where the extension is started: it checks the options, and returns those that processes get."""

@@ -133,15 +133,28 @@ async def start_late(parts: FrontendParts) -> LineFrontend:
     return await start(parts)
 
 
+async def start_aside(parts: FrontendParts) -> LineFrontend:
+    frontend = LineFrontend(parts)
+    await frontend.start(parts.sockets["grpc"][0])
+    return frontend
+
+
+async def fail(_parts: FrontendParts) -> LineFrontend:
+    raise RuntimeError("no camera")
+
+
 def main() -> int:
     given: dict[str, Any] = json.loads(sys.argv[1])
     paths, engine, frontend = given.pop("paths"), given.pop("engine"), given.pop("frontend")
+    aside = given.pop("aside")
     settings = ServerSettings(host="127.0.0.1", slots=64, slot_bytes=65536, log_format="json", **given)
     configure(settings.log_format, settings.log_level)
     kind = FrontendKind("http", frontend, settings.frontends, {"http": settings.http_port})
 
+    kinds = [kind, *([FrontendKind("grpc", aside, 1, {"grpc": 0}, vital=False)] if aside else ())]
+
     async def run() -> int:
-        return await Supervisor(settings, paths, engine=engine, frontends=[kind]).run()
+        return await Supervisor(settings, paths, engine=engine, frontends=kinds).run()
 
     return asyncio.run(run())
 

@@ -40,12 +40,13 @@ class Server:
         *,
         engine: str = ECHO,
         frontend: str = LINES,
+        aside: str = "",
         paths: tuple[str, ...] = (),
         stdin: int = subprocess.DEVNULL,
         **settings: Any,
     ):
         given = {"frontends": 1, "http_port": 0, "drain_s": 30.0, **settings}
-        given |= {"engine": engine, "frontend": frontend, "paths": paths}
+        given |= {"engine": engine, "frontend": frontend, "paths": paths, "aside": aside}
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "link.lines", json.dumps(given)],
@@ -182,6 +183,37 @@ def test_requests_go_through_and_sigterm_ends_it_well(
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
     assert not server.other
+
+
+def test_a_process_that_is_not_vital_is_restarted_and_sends_requests(
+    serve: Callable[..., Server], lines: list[Line]
+) -> None:
+    server = serve(aside="link.lines:start_aside")
+    server.serving().close()
+    os.kill(server.pid("grpc"), signal.SIGKILL)
+    assert server.wait_event("process-died", role="grpc")["ending"] == "signal 9"
+    server.pid("grpc", 2)
+    aside = Line(server.wait_event("listening")["grpc"])
+    lines.append(aside)
+    until(lambda: aside.status()["serving"])
+    assert aside.ask("infer - 1 2 3 4") == "1 2 3 4"
+    assert aside.status()["restarts"]["grpc"] == 1
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+
+
+def test_a_server_serves_without_a_process_that_is_not_vital(
+    serve: Callable[..., Server], lines: list[Line]
+) -> None:
+    server = serve(aside="link.lines:fail")
+    line = server.serving()
+    lines.append(line)
+    server.wait_event("ready")
+    server.wait_event("process-died", 2, role="grpc")
+    assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
+    assert not server.found("cannot-serve")
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
 
 
 def test_other_signals_are_logged_and_end_no_process(serve: Callable[..., Server], lines: list[Line]) -> None:

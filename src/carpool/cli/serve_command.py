@@ -123,6 +123,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     from carpool.config.control_groups import memory_limit, within_limit
     from carpool.config.server import server_settings
     from carpool.demo import demo_models
+    from carpool.extensions import started
     from carpool.frontend.access.access import check_files
     from carpool.observe.descriptors import raise_limit
     from carpool.observe.logs import configure, finish, logger
@@ -166,6 +167,11 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         frontends=[
             FrontendKind("http", _HTTP, settings.frontends, ports, _HTTP_IMPORTS),
             FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, _GRPC_IMPORTS),
+            *(
+                FrontendKind(process.name, extension.whole(process.start), 1, process.ports, vital=False)
+                for extension in started(settings)
+                for process in extension.processes
+            ),
         ],
         begin=_started_first(sources, settings),
         ready=screen.show,

@@ -92,7 +92,10 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
-PROCESS_WORDS = ("engine", "http", "grpc", "worker")
+PROCESS_WORDS = (
+    *("engine", "http", "grpc", "worker"),
+    *(process.name for extension in installed().values() for process in extension.processes),
+)
 MODEL_STATES: Mapping[str, int] = {"ready": 0, "loading": 1, "unloading": 2, "failed": 3, "unloaded": 4}
 """Not in the table: a model that failed has no row. Their places in what is read for the metrics page."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from carpool.config.server import ServerSettings
 from carpool.engine.control.engine_questions import (
@@ -24,7 +24,7 @@ from carpool.engine.engine_link import EngineSide
 from carpool.engine.load_gauges import LoadGauges
 from carpool.engine.models.runtime import ModelProcess
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.extensions import installed
+from carpool.extensions import installed, started
 from carpool.extensions.registry.registry_rollouts import RegistryRollouts
 from carpool.extensions.rollout.rollout_desk import RolloutDesk
 from carpool.frontend.http.http_server import check_free, listen
@@ -39,6 +39,9 @@ from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.lone_watch import watched
 from carpool.process.shared_settings import LogSettings
+
+if TYPE_CHECKING:
+    from carpool.process.children import Frontend, FrontendParts
 
 
 def engine_for(
@@ -169,6 +172,7 @@ async def serve(
     frontends = [await front_ends.http(parts)]
     if "grpc" in sockets:
         frontends.append(await front_ends.grpc(parts))
+    frontends += await _of_extensions(parts)
     opening, stopping = asyncio.ensure_future(desk.open(progress)), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -200,6 +204,18 @@ async def serve(
     return sum(cut_off)
 
 
+async def _of_extensions(parts: FrontendParts) -> list[Frontend]:
+    """Starts here what has a process of its own elsewhere. The server serves without it."""
+    found: list[Frontend] = []
+    for extension in started(parts.settings):
+        for process in extension.processes:
+            try:
+                found.append(await extension.part(process.start)(parts))
+            except Exception:
+                logger("server").exception("process-not-started", role=process.name)
+    return found
+
+
 async def _joined(
     host: EngineHost, settings: ServerSettings, stop: asyncio.Event
 ) -> tuple[EngineSide, RemoteDoor]:
@@ -225,6 +241,9 @@ def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
     wanted = {"http": settings.http_port, "metrics": settings.metrics_port}
     if settings.grpc_frontends:
         wanted["grpc"] = settings.grpc_port
+    for extension in started(settings):
+        for process in extension.processes:
+            wanted |= process.ports
     for port in filter(None, wanted.values()):
         check_free(settings.host, port)
     return {name: listen(settings.host, port) for name, port in wanted.items()}

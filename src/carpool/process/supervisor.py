@@ -55,17 +55,21 @@ nothing says about their pixels."""
 
 @dataclass(frozen=True, slots=True)
 class FrontendKind:
-    """Front ends that are alike: how many, on which ports (0 takes a free one), and what starts them."""
+    """Describes front ends that are alike: how many, on which ports (0 takes a free one), and what starts
+    them. Those that are not `vital` may be absent: the server is ready without them, and goes on when they
+    cannot be started."""
 
     name: str  # as in the metrics: http or grpc
     start: str  # module:function, a StartFrontend
     count: int
     ports: Mapping[str, int]
     imports: Sequence[str] = ()  # modules that it needs beside that of `start`
+    vital: bool = True
 
     @property
     def needs(self) -> Imports:
-        return Imports((module_of(self.start), *self.imports))
+        """Returns what the zygote imports for it: nothing of what is not vital, which may be broken."""
+        return Imports((module_of(self.start), *self.imports) if self.vital else ())
 
 
 def module_of(start: str) -> str:
@@ -88,6 +92,11 @@ class Post:
     arena: int = -1
     sockets: dict[str, list[socket.socket]] = field(default_factory=dict)
     helper: Child | None = None  # what accepts for this one
+
+    @property
+    def must_start(self) -> bool:
+        """Returns whether the server ends if this cannot be started the first time."""
+        return not self.was_up and (self.kind is None or self.kind.vital)
 
     @property
     def moves(self) -> bool:
@@ -237,7 +246,7 @@ class Supervisor:
 
     async def _could_not_start(self, post: Post, error: Exception) -> None:
         post.child = None
-        if not post.was_up:
+        if post.must_start:
             _log.exception("cannot-serve", role=post.role, error=str(error))
             self._finish(EXIT_FAILED)
             await self._stopping.wait()
@@ -249,7 +258,7 @@ class Supervisor:
 
     async def _pause(self, post: Post, child: Child, code: int) -> None:
         """Waits after a death: backs off, or gives up if it has never been any better."""
-        if not post.was_up:
+        if post.must_start:
             _log.error("cannot-serve", role=post.role, error=post.error or _ending(code))
             self._finish(EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED)
             await self._stopping.wait()
@@ -334,7 +343,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         """Once the models are warm and every port is served: whoever reads it may ask at once."""
-        if self._warm is not None and all(post.was_up for post in self._posts):
+        if self._warm is not None and not any(post.must_start for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
             said = ("tasks", "promises", "failed", "assumed", "versions", "unbatched")
