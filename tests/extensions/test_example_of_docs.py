@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tokenize
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from extensions.installing import environment_with, install
 from frontend.http.harness import post
 from live.server import Live, error_of, infer_path, json_request, serving
 from waiting import until
@@ -57,26 +57,16 @@ def code_lines(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def installed_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As an installer lays it out: the package, and beside it what its pyproject.toml says of it."""
     folder = tmp_path_factory.mktemp("site")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
-    shutil.copytree(EXAMPLE / "carpool_limit", folder / "carpool_limit")
-    about = folder / f"carpool_limit-{project['version']}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    points = [
-        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in found.items())
-        for group, found in project["entry-points"].items()
-    ]
-    (about / "entry_points.txt").write_text("\n".join(points))
+    points = project["entry-points"]["carpool.extensions"]
+    install(EXAMPLE / "carpool_limit", folder, points, project["version"])
     return folder
 
 
 @pytest.fixture(scope="module")
 def environment(installed_at: Path) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join((str(installed_at), str(ROOT / "src")))}
+    return environment_with(installed_at)
 
 
 @pytest.fixture(scope="module")

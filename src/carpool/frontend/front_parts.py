@@ -4,6 +4,7 @@ catalogue says something."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from carpool.config.server import ServerSettings
@@ -11,10 +12,13 @@ from carpool.extension import Extension
 from carpool.extensions import installed, started
 from carpool.frontend.calls.call_service import CallService, Observer, SeesPictures
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
+from carpool.frontend.calls.own_request import send
+from carpool.frontend.calls.request import Request, RequestReply
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
 from carpool.observe.counters import Row
 from carpool.observe.exemplars import Exemplars
+from carpool.types import Array
 
 
 class ServerOfParts:
@@ -44,6 +48,16 @@ class ServerOfParts:
     def row(self, entry: ModelEntry) -> Row:
         return self._service.row(entry)
 
+    def send(
+        self,
+        entry: ModelEntry,
+        inputs: Mapping[str, Array],
+        reply: RequestReply,
+        sender: Sender = NOBODY,
+        deadline: float = inf,
+    ) -> Request:
+        return send(self._service, entry, inputs, reply, sender, deadline)
+
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         return await self._service.door.ask(question, arguments)
 
@@ -53,7 +67,7 @@ class FrontParts:
     front end stops. Used in the loop's thread."""
 
     def __init__(self, service: CallService, row: Row, start: StartedWith) -> None:
-        self._server = ServerOfParts(service, row, start)
+        self.server = ServerOfParts(service, row, start)
         self._parts: dict[str, FrontPart] = {}
         self._seen: set[str] = set()  # extensions that were looked for
         self.observers: tuple[Observer, ...] = ()
@@ -62,7 +76,7 @@ class FrontParts:
 
     def start(self, door: Door) -> Door:
         """Loads the parts that the server's options switch on; returns the door that they have wrapped."""
-        for extension in started(self._server.settings):
+        for extension in started(self.server.settings):
             part = self._load(extension)
             if part is not None and part.door is not None:
                 door = part.door(door)
@@ -89,7 +103,7 @@ class FrontParts:
         self._seen.add(extension.name)
         if not extension.front:
             return None
-        part: FrontPart = extension.part(extension.front)(self._server)
+        part: FrontPart = extension.part(extension.front)(self.server)
         self.add(extension.name, part)
         return part
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol, TypeAlias
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.call_service import Observer, SeesPictures
 from carpool.frontend.calls.lane import Choice, Infer, LooksEarly
+from carpool.frontend.calls.request import Request, RequestReply
 from carpool.frontend.calls.trace_context import Caller
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
 from carpool.observe.counters import Row
 from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplars
+from carpool.types import Array
 
 SeesRefused: TypeAlias = Callable[[Caller, ModelEntry | None, CarpoolError, float], None]
 """Sees a request that is rejected at its head, with the time of that, before it is one of the model."""
@@ -54,6 +57,18 @@ class FrontServer(Protocol):
     def row(self, entry: ModelEntry) -> Row:
         """Returns this process's counters of a version, for `add` with a column of the extension
         (`observe.columns.single` and `by_word`); they are those of the present catalogue."""
+
+    def send(
+        self,
+        entry: ModelEntry,
+        inputs: Mapping[str, Array],
+        reply: RequestReply,
+        sender: Sender = NOBODY,
+        deadline: float = inf,
+    ) -> Request:
+        """Sends a request of the extension's own: tensors, batch dimension included, to this version. It
+        passes what clients' requests pass; `reply` gets what comes of it, perhaps before this returns. Its
+        `leave` ends it."""
 
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         """Asks an engine part a question by its full name, NAME/what."""
