@@ -134,6 +134,14 @@ _FRIGATE = Routes(
 _FRIGATE_VERB = Verb(
     "frigate_command:FrigateVerb", USE, "Answer Frigate's zmq detector with a model of a running server."
 )
+_MCP = Routes(
+    table=(
+        HttpRoute("POST", "/mcp", "mcp_routes:start_message"),
+        HttpRoute("POST", "/mcp/upload", "mcp_routes:start_upload"),
+    ),
+    prefix="/mcp",
+    words="mcp_messages:words",
+)
 _OTLP = "OTEL_EXPORTER_OTLP"
 _GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
 _STATES = (
@@ -240,6 +248,7 @@ BUILT_IN: tuple[Extension, ...] = (
         routes=(_FRIGATE,),
         verbs={"frigate": _FRIGATE_VERB},
     ),
+    Extension(name="mcp", api="{url}/mcp", routes=(_MCP,)),
     Extension(
         name="cache",
         verbs={"cache": _CACHE_VERB},

@@ -74,6 +74,7 @@ class PictureQuestion:
     pictures: Sequence[Buffer] = ()
     url: str = ""  # of one image, in their place: it is fetched, if its host is allowed
     several: bool = False  # the answer is a list, `{"results": […]}`, also for one image
+    drawn: str = ""  # the format of a drawing that is wanted instead: `{"drawn": bytes}`
     task: str | None = None
     model: str = ""
     version: str = ""
@@ -108,7 +109,7 @@ def ask(
 ) -> None:
     """Asks a model, and answers the exchange: with what `tell` makes of the answer, or with an error. `at` is
     when the body was here."""
-    exchange.answer_through(partial(_Told, tell, tell_error))
+    exchange.answer_through(partial(_Told, tell, tell_error, bool(question.drawn)))
     try:
         if len(question.pictures) > MAX_PICTURES:
             raise TooLarge(f"a request may have at most {MAX_PICTURES} images")
@@ -142,6 +143,8 @@ class QuestionRoute(ImageRoute):
 
     def __init__(self, service: HttpService, head: HttpHead, question: PictureQuestion) -> None:
         asked = read_head_alone(head, question.version, question.options)
+        if question.drawn:
+            asked = asked._replace(wants_drawn=True, drawn=question.drawn)
         super().__init__(service, head, question.task, question.model, asked=asked)
         self.makes = QuestionRequest
         self.question = question
@@ -175,17 +178,20 @@ class QuestionRequest(ImageRequest):
 class _Told(Before):
     """Stands before the connection of one exchange, and answers in the protocol's documents."""
 
-    __slots__ = ("_tell", "_tell_error")
+    __slots__ = ("_drawn", "_tell", "_tell_error")
 
-    def __init__(self, tell: Tells, tell_error: TellsError | None, connection: Answerer) -> None:
+    def __init__(self, tell: Tells, tell_error: TellsError | None, drawn: bool, connection: Answerer) -> None:
         super().__init__(connection)
+        self._drawn = drawn
         self._tell = tell
         self._tell_error = tell_error
 
     def answer(self, status: int, fields: bytes, body: Body) -> None:
         if status == 200:
             try:
-                body = orjson.dumps(self._tell(orjson.loads(_joined(body))))
+                answer = {"drawn": _joined(body)} if self._drawn else orjson.loads(_joined(body))
+                fields = JSON_FIELDS if self._drawn else fields
+                body = orjson.dumps(self._tell(answer))
             except CarpoolError as error:
                 status, fields, body = rendered(error)
             except Exception:

@@ -1,0 +1,2 @@
+"""Offers models as tools to programs that speak the Model Context Protocol: one endpoint with JSON, without
+sessions."""
