@@ -24,14 +24,12 @@ OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
 """What no server imports."""
 
 ARROWS: Mapping[str, str] = {
-    "engine/control/engine_questions.py": "registry",
-    "frontend/front_service.py": "pipelines rollout",
+    "frontend/front_service.py": "pipelines",
     "frontend/grpc/grpc_handlers.py": "streams",
     "frontend/grpc/grpc_service.py": "streams",
     "frontend/http/image_route.py": "streams text",
     "frontend/http/openapi.py": "pipelines",
     "frontend/pictures/picture_service.py": "pipelines",
-    "process/start.py": "registry rollout",
 }
 """By file of the server, the features whose files it imports."""
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 GROUP = "carpool.extensions"
@@ -215,6 +217,19 @@ class Extension:
     setting `api` names the extension, both parts are loaded when the server starts, whatever its models ask
     for."""
     processes: tuple[Process, ...] = ()
+    kept: str = ""
+    """Pattern of its files in the server's state folder, as "rollouts/*.json". Where there is such a file,
+    the extension is started too: what it remembers goes on."""
+    choice_fields: tuple[str, ...] = ()
+    """Fields of a request's head, in small letters and beginning with x-carpool-, which ask for one of
+    several versions: the front part is loaded with the first, and its `choose` is called wherever one is."""
+    addresses: str = ""
+    """Pattern of what may be named in the place of a model's path, as "models:/.+". Where one is, the
+    extension is started."""
+    fetch: str = ""
+    """Place of `fetched(paths, settings, tell) -> paths`, called by `carpool serve` before it reads models,
+    where one of `addresses` is named or a model's folder asks for the extension: it brings what is not on
+    this machine, puts a folder in the place of each address, and tells its steps."""
     begin: str = ""
     """Place of `begin(settings) -> (settings, warning)`, called by `carpool serve` before it starts processes
     where the extension is started: it checks the options, and returns those that processes get."""
@@ -222,6 +237,10 @@ class Extension:
     """Place of `findings(settings, environ) -> list[Finding]` of lab/machine_check.py: `carpool doctor`."""
     front: str = ""  # place of `front(server) -> FrontPart` (frontend/calls/front_part.py)
     engine: str = ""  # place of `engine(server) -> EnginePart` (engine/engine_parts.py)
+
+    def fetches(self, path: Path | str) -> bool:
+        """Returns whether it is one of the extension's addresses."""
+        return bool(self.addresses) and re.fullmatch(self.addresses, str(path)) is not None
 
     def part(self, place: str) -> Any:
         """Returns the object at `module:name`, whose module is imported now."""

@@ -310,7 +310,8 @@ def test_a_repository_that_lies_elsewhere_is_followed(tmp_path: Path, stage: Sta
         )
         remotes = Remotes.of(settings)
         assert remotes.refresh() == []
-        host = EngineHost(partial(Engine, *remotes.folders([Path(address)])))
+        host = EngineHost(partial(Engine, *remotes.folders([Path(address)])), settings=settings)
+        host.start_parts()
         desk = ControlDesk(host, settings)
         await desk.open(quiet)
         assert ready(host) == [("a", "1")]

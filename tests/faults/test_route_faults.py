@@ -15,7 +15,7 @@ import pytest
 from carpool.errors import CarpoolError
 from carpool.extensions.registry import remote_listing, remote_repository, version_store
 from carpool.extensions.registry.remote_repository import RemoteRepository
-from carpool.extensions.rollout.mirroring_door import Beside
+from carpool.extensions.rollout.front import Beside
 from carpool.frontend.calls.request import Request
 from extensions.registry.test_remote import ADDRESS, TOML, contents
 from faults import routes
@@ -49,7 +49,7 @@ WHERE = {
     "text": ("extensions.text.text_driver", "extensions.text.text_loop", "extensions.text.text_scheduler"),
     "sequence": ("extensions.sequences.sequence_route", "extensions.sequences.law"),
     "canary": (
-        *("extensions.rollout.mirroring_door", "extensions.rollout.mirror", "extensions.rollout.comparison"),
+        *("extensions.rollout.front", "extensions.rollout.mirror", "extensions.rollout.comparison"),
         "frontend.pictures.recomputation",
         *("extensions.rollout.routing", "frontend.calls.request", "link.contents"),
     ),

@@ -149,7 +149,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     _warn_of_folders(settings)
     paths = paths or [Path(one) for one in settings.models] or demo_models()
     settings = replace(settings, models=tuple(map(str, paths)))
-    paths = _fetched(_brought(paths, settings), settings)
+    paths = _fetched(paths, settings)
     sources, mistaken = _find(paths, settings)
     settings = _begun(settings)
     verb = "Expecting" if settings.on_demand else "Loading"
@@ -208,43 +208,22 @@ def _started_first(sources: Sequence[ModelSource], settings: ServerSettings) -> 
     return next((one.whole(one.zygote) for one in installed().values() if one.zygote), "")
 
 
-def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
-    """Returns the paths, with a folder for each repository that lies elsewhere. One that cannot be read is a
-    warning where something of it was fetched before."""
-    from carpool.config.remote_address import remote_address
-
-    if not any(map(remote_address, paths)):
-        return paths
-    from carpool.extensions.registry.remote_repository import Remotes
-    from carpool.observe.logs import logger
-
-    remotes = Remotes.of(settings)
-    complaints = remotes.refresh(lambda step: print(f"{step[0].upper()}{step[1:]} …", flush=True))
-    for complaint in complaints:
-        logger("remote").warning("repository-not-fetched", message=complaint)
-    if complaints and not all(one.folder.exists() for one in remotes.repositories.values()):
-        raise ConfigError(complaints[0], field="models")
-    return remotes.folders(paths)
-
-
 def _fetched(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
-    """The paths, with a folder for each address of a registry; what models follow there is fetched first. A
-    registry that is down is a warning: what was fetched before serves, or the model is told as not there."""
-    from carpool.extensions.registry.followed_model import Registries
-    from carpool.extensions.registry.source import RegistryError
-    from carpool.observe.logs import logger
+    """Returns the paths, with what extensions put in the place of addresses, and after they brought what is
+    not on this machine."""
+    from carpool.config.asked_folders import asked_under
+    from carpool.extensions import installed
 
-    found, followed, complaints = Registries(settings.registry, settings.cache_dir).folders(paths)
-    for complaint in complaints:
-        logger("registry").warning("registry", message=complaint)
-    for model in followed:
-        print(f"Asking the registry for {model.settings.stable} …", flush=True)
-        try:
-            model.prepare()
-        except RegistryError as error:
-            serves = ", ".join(map(str, model.state.serve)) or "nothing yet"
-            logger("registry").warning("registry", model=model.name, message=error.message, serves=serves)
-    return found
+    fetching = [one for one in installed().values() if one.fetch]
+    asked = asked_under([path for path in paths if not any(one.fetches(path) for one in fetching)])
+    for extension in fetching:
+        if extension.name in asked or any(map(extension.fetches, paths)):
+            paths = extension.part(extension.fetch)(paths, settings, _tell)
+    return paths
+
+
+def _tell(step: str) -> None:
+    print(f"{step} …", flush=True)
 
 
 def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[ModelSource], int]:

@@ -16,7 +16,6 @@ from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
 from carpool.engine.engine_parts import Json, LoadedParts, Question
-from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.fleet import Publisher
 from carpool.engine.models.runtime import ModelProcess
 from carpool.engine.models.served import Gate, OpensGroups, Served, VersionState
@@ -88,7 +87,6 @@ class EngineHost(Publisher):
             most = process.max_answer_bytes
             self.memory = StepMemory(process.share, lambda key: self._entries.get(key), most)
         self._write_gate = write_gate
-        self._loads = LoadListener()
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
@@ -102,18 +100,21 @@ class EngineHost(Publisher):
         self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
         self.region_names: Mapping[str, Region] = {}  # as clients see it
         self.extra: dict[str, Json] = {}  # of the catalogue: what extensions publish, by their names
-        self._parts = LoadedParts(lambda name: ServerOfPart(self, name))
+        self.opened = asyncio.Event()  # the models of the start have been loaded, or have failed
+        self.parts = LoadedParts(
+            lambda name: ServerOfPart(self, name), lambda: list(self.engine.control.models.values())
+        )
         self._questions: dict[str, Question] = {
             "refused": self._count_refused,
             "statistics": self._statistics,
         }
-        self.engine = engine = make(publisher=self, loads=lambda: self._loads)
+        self.engine = engine = make(publisher=self, loads=lambda: self.parts)
         self.routes: Mapping[int, Route] = engine.fleet.routes  # by key: where requests go
         self.submit_background = engine.submit_background
 
     def start_parts(self) -> None:
         """Loads what the server's options switch on."""
-        self._parts.start(self.settings)
+        self.parts.start(self.settings)
 
     def share(self, arena: int, file: int) -> None:
         """Shares a front end's memory with models that run in another process."""
@@ -144,10 +145,6 @@ class EngineHost(Publisher):
 
     def gate(self, key: int) -> Gate:
         return partial(publish, self._write_gate, key)
-
-    def on_load(self, listener: LoadListener) -> None:
-        """Ask and tell this one about loads from now on."""
-        self._loads = listener
 
     def set_ready(self, ready: bool) -> None:
         """Ready when every model is, or has failed; not ready as soon as we mean to stop."""
@@ -198,7 +195,7 @@ class EngineHost(Publisher):
         learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
-        extra = self._parts.entry(served, config.extra)
+        extra = self.parts.entry(served, config.extra)
         known = self._entries.get(key)
         same = known is not None and (known.published.config, known.extra) == (document, extra)
         if known is not None and same and tuple(known.published.choices) == tuple(served.choices):
@@ -234,7 +231,7 @@ class EngineHost(Publisher):
         self.published = replace(self.published, extensions=(*self.published.extensions, name))
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        answer = self._questions.get(what) or await self._parts.question(what)
+        answer = self._questions.get(what) or await self.parts.question(what)
         if answer is None:
             raise Unsupported(f"the engine knows no question {what!r}")
         return await answer(arguments)
@@ -266,7 +263,7 @@ class EngineHost(Publisher):
         """Finish what was accepted, then free the models."""
         for end in self._ends:
             end()
-        self._parts.close()
+        self.parts.close()
         self.set_ready(False)
         await self.engine.stop(timeout)
         if self._process is not None:
@@ -285,6 +282,10 @@ class ServerOfPart:
         return self._host.settings
 
     @property
+    def engine(self) -> Engine:
+        return self._host.engine
+
+    @property
     def served(self) -> Mapping[int, Served]:
         return self._host.engine.served
 
@@ -299,8 +300,20 @@ class ServerOfPart:
         return self._host.engine.find(model, version)
 
     def publish(self, extra: Json) -> None:
-        self._host.extra[self._name] = extra
+        self.say(extra)
         self._host.publish()
+
+    def say(self, extra: Json) -> None:
+        self._host.extra[self._name] = extra
+
+    async def everyone_saw(self) -> None:
+        await self._host.everyone_saw()
+
+    async def opened(self) -> None:
+        await self._host.opened.wait()
+
+    def needed(self, name: str) -> Any:
+        return self._host.parts.needed(name)
 
 
 def _index_line(

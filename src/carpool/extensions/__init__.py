@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from functools import cache
+from pathlib import Path
 
 from carpool.extension import (
     CAPACITY,
@@ -281,13 +282,18 @@ carpool_camera_state          gauge    source  state:cameras  1 for the state of
         front="front:front",
         engine="engine:engine",
     ),
-    Extension(
+    Extension(  # inside of caches: what stable answers in a candidate's place is not the candidate's
         name="rollout",
         verbs={"rollout": _ROLLOUT_VERB},
         owns=("rollout",),
         beside="rollout.toml",
         settings="settings_reader:PART",
         routes=(_ROLLOUTS,),
+        starts=("allow_rollouts", "rollout_state"),
+        kept="rollouts/*.json",
+        engine="engine:engine",
+        front="front:front",
+        choice_fields=("x-carpool-rollout",),
         columns=(
             Columns("compared", words=("same", "differs", "candidate-failed")),
             Columns("skipped", words=("busy", "slots", "late", "thinned", "failed")),
@@ -381,6 +387,9 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     Extension(
         name="registry",
         needs=("rollout",),
+        addresses=r"(?:models|s3|gs|gcs|hf|https|http|memory):/.+|hf:.+",
+        fetch="fetching:fetched",
+        engine="engine:engine",
         verbs={"registry": _REGISTRY_VERB},
         owns=("registry",),
         settings="settings:PART",
@@ -454,11 +463,20 @@ def started(settings: object) -> tuple[Extension, ...]:
 
 def _is_started(one: Extension, settings: object) -> bool:
     named: Collection[str] = getattr(settings, "apis", ())
-    return (bool(one.api) and one.name in named) or any(_is_set(settings, name) for name in one.starts)
+    on = (bool(one.api) and one.name in named) or any(_is_set(settings, name) for name in one.starts)
+    folder: Path | None = getattr(settings, "state_dir", None)
+    on = on or any(map(one.fetches, getattr(settings, "models", ())))
+    return on or (bool(one.kept) and folder is not None and any(folder.glob(one.kept)))
 
 
 def _is_set(settings: object, name: str) -> bool:
     return bool(os.environ.get(name) if name.isupper() else getattr(settings, name))
+
+
+@cache
+def choice_fields() -> Mapping[bytes, Extension]:
+    """Returns the extensions by the fields of a request's head that ask for one of several versions."""
+    return {name.encode(): one for one in installed().values() for name in one.choice_fields}
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.extension import Extension
-from carpool.extensions import installed, started
+from carpool.extensions import choice_fields, installed, started
 from carpool.frontend.calls.call_service import CallService, Observer, SeesPictures
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
 from carpool.frontend.calls.own_request import send
@@ -70,6 +70,7 @@ class FrontParts:
         self.server = ServerOfParts(service, row, start)
         self._parts: dict[str, FrontPart] = {}
         self._seen: set[str] = set()  # extensions that were looked for
+        self._by_field = dict(choice_fields())  # those that a field of a request's head still loads
         self.observers: tuple[Observer, ...] = ()
         self.see_pictures: tuple[SeesPictures, ...] = ()
         self.see_refused: tuple[SeesRefused, ...] = ()
@@ -99,8 +100,18 @@ class FrontParts:
         self.see_pictures = tuple(part.picture for part in active if part.picture is not None)
         self.see_refused = tuple(part.refused for part in active if part.refused is not None)
 
+    def loads_for(self, fields: Mapping[bytes, bytes], catalog: Catalog) -> bool:
+        """Returns whether a part had to be loaded, as these fields of a request's head ask for."""
+        asked = [extension for field, extension in self._by_field.items() if field in fields]
+        parts = [self._load(extension) for extension in dict.fromkeys(asked)]
+        for part in parts:
+            if part is not None and part.follow is not None:
+                part.follow(catalog)
+        return bool(parts)
+
     def _load(self, extension: Extension) -> FrontPart | None:
         self._seen.add(extension.name)
+        self._by_field = {field: one for field, one in self._by_field.items() if one is not extension}
         if not extension.front:
             return None
         part: FrontPart = extension.part(extension.front)(self.server)

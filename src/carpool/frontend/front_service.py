@@ -9,7 +9,6 @@ from heapq import nlargest
 from itertools import islice
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
-from carpool.extensions.rollout.mirroring_door import Mirroring
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
@@ -102,18 +101,24 @@ class FrontService(CallService):
         door = self.parts.start(door)
         super().__init__(name, door, block, max_body_bytes, picture_threads, forward)
         self.demands = Demands(door)
-        self.parts.add("rollout", Mirroring(self).part)
         self._outermost = parts  # what is added sees every request once, and answers as they are written
         self._lanes = ModelLanes(self)
-        self.lane, self.choose = self._lanes.lane, self._lanes.choose
+        self.lane, self.choose = self._lanes.lane, self._choose
         door.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
         """Follows the catalogue after the others that watch, whose word this takes."""
         self.parts.follow(catalog)
         self.observers, self.see_pictures = self.parts.observers, self.parts.see_pictures
+        self._renew_lanes()
+
+    def _renew_lanes(self) -> None:
         self._lanes.renew((*self._outermost, *self.parts.in_order()))
-        self.choice_fields = self._lanes.choice_fields
+
+    def _choose(self, entry: ModelEntry, fields: Mapping[bytes, bytes], tensors: bool) -> Choice | None:
+        if self.parts.loads_for(fields, self.door.catalog):
+            self._renew_lanes()
+        return self._lanes.choose(entry, fields, tensors)
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
@@ -144,8 +149,6 @@ class ModelLanes:
     change nothing: they wrap nothing.
     """
 
-    choice_fields: frozenset[bytes] = frozenset()
-
     def __init__(self, service: CallService) -> None:
         self._service = service
         self._parts: Sequence[FrontPart] = ()
@@ -156,7 +159,6 @@ class ModelLanes:
     def renew(self, parts: Sequence[FrontPart]) -> None:
         """Makes all lanes anew, of these parts."""
         self._parts = parts
-        self.choice_fields = frozenset[bytes]().union(*(part.choice_fields for part in parts))
         self._made.clear()
 
     def lane(self, entry: ModelEntry) -> ModelLane:

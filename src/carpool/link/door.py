@@ -28,9 +28,6 @@ SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
 ATTEMPT = "X-Envoy-Attempt-Count"
 """Which try this is: Envoy says so by itself, and others can be told to."""
-ROLLOUT = "X-Carpool-Rollout"
-"""Asks for one side of a rollout."""
-SIDES = ("stable", "candidate")
 
 Json: TypeAlias = Mapping[str, Any]
 """A JSON object."""
@@ -140,16 +137,6 @@ def read_latest(field: bytes | None) -> bool:
 def read_attempt(field: bytes | str | None) -> bool:
     """Returns whether a balancer says that it has asked another server before. What is no number says no."""
     return field is not None and field.isdigit() and int(field[:9]) > 1
-
-
-def read_side(field: bytes | None) -> str:
-    """Which side of a rollout is asked for; empty: either."""
-    if field is None:
-        return ""
-    side = field.decode("ascii", "replace")
-    if side not in SIDES:
-        raise InvalidInput(f"{ROLLOUT} must be {' or '.join(SIDES)}", field=ROLLOUT)
-    return side
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from carpool.engine.load_gauges import LoadGauges
 from carpool.engine.models.runtime import ModelProcess
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.extensions import installed, started
-from carpool.extensions.registry.registry_rollouts import RegistryRollouts
-from carpool.extensions.rollout.rollout_desk import RolloutDesk
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable
@@ -83,8 +81,7 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
     gauges = LoadGauges(host.engine.table, lambda: host.engine.served)
     gauges.start()
     host.on_stop(gauges.stop)
-    rollouts = RolloutDesk(host, settings).rollouts
-    return ControlDesk(host, settings, partial(RegistryRollouts, rollouts=rollouts))
+    return ControlDesk(host, settings)
 
 
 async def engine(

@@ -14,6 +14,7 @@ import pytest
 
 from backends.onnx_models import identity
 from carpool.extensions.registry.followed_model import Registries
+from carpool.extensions.registry.registry_watch import RegistryWatch
 from extensions.registry.stand_in import StandIn, standing_in
 from frontend.whole_server import WholeServer, whole_server
 from waiting import until
@@ -43,8 +44,15 @@ class Followed:
     server: WholeServer
     mlflow: StandIn
 
+    @property
+    def watch(self) -> RegistryWatch:
+        found = self.server.host.parts.needed("registry")
+        assert isinstance(found, RegistryWatch)
+        self.until(found.opened.is_set)
+        return found
+
     def look(self) -> None:
-        watch = self.server.desk.registry
+        watch = self.watch
         [watched] = watch._watched.values()
         self.server.wait_for(watch.look(watched))
 
@@ -170,7 +178,7 @@ def test_a_registry_that_is_down_stops_no_rollout_and_hears_of_it_later(
         one.comes_to("standby")
         one.look()
         assert one.version == "2"
-        [watched] = one.server.desk.registry._watched.values()
+        [watched] = one.watch._watched.values()
         one.until(lambda: {"version 2", "alias"} <= watched.untold.keys())
         mlflow.instead = lambda _path: None
         one.until(lambda: mlflow.tags[2]["carpool.state"] == "standby", one.look)

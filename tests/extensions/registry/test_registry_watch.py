@@ -16,11 +16,26 @@ from carpool.config.toml import read_toml
 from carpool.engine.engine import Engine
 from carpool.errors import ConfigError
 from carpool.extensions.registry.followed_model import Registries
-from carpool.extensions.registry.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
+from carpool.extensions.registry.registry_watch import MakeFollower, RegistryWatch
 from carpool.extensions.registry.settings import RegistrySettings, registry_settings
 from carpool.extensions.registry.source import Pin, RegistryDown
 from carpool.observe.prometheus import Exposition
 from extensions.registry.stand_in import StandIn, standing_in
+
+
+class SwapAtOnce:
+    """Loads what the stable address points to, which takes over as after a load by hand."""
+
+    def __init__(self, watch: RegistryWatch) -> None:
+        self._watch = watch
+
+    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
+        if stable is not None:
+            await self._watch.swap(model, stable.version)
+
+    async def moved_back(self, model: str) -> None:
+        """Nothing is ever begun and not finished."""
+
 
 SETTINGS = '[registry]\nstable = "models:/detector@champion"\n'
 
@@ -233,7 +248,7 @@ def test_a_model_of_which_nothing_had_come_is_loaded_when_the_registry_is_back(
         failed = await engine.start(patient=True)
         try:
             assert list(failed) == ["detector"]
-            watch = RegistryWatch(engine, settings)
+            watch = RegistryWatch(engine, settings, SwapAtOnce)
             await watch._find()
             await Running(engine, watch).look()
             assert engine.find("detector").version == "1"

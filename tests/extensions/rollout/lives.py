@@ -60,7 +60,7 @@ class Life:
         return {version for _, version in self.host.catalog.entries}
 
     async def act(self, action: str, **more: Any) -> dict[str, Any]:
-        found = await self.host.ask("rollout", {"model": "m", "action": action, **more})
+        found = await self.host.ask("rollout/act", {"model": "m", "action": action, **more})
         return dict(found)
 
     async def until(self, *states: str) -> dict[str, Any]:
@@ -73,9 +73,12 @@ async def life(
     folder: Path, state: str = "state", shared: str = "", models: str = "models"
 ) -> AsyncIterator[Life]:
     """`shared` is where replicas, each with a `state` of its own, share rollouts."""
-    host = EngineHost(partial(Engine, folder / models))
     given: dict[str, Any] = {"rollout_state": shared, "cache_secret": "sixteen characters"}
-    desk = RolloutDesk(host, ServerSettings(state_dir=folder / state, allow_rollouts=True, **given))
+    settings = ServerSettings(state_dir=folder / state, allow_rollouts=True, **given)
+    host = EngineHost(partial(Engine, folder / models), settings=settings)
+    host.start_parts()
+    desk = host.parts.needed("rollout")
+    assert isinstance(desk, RolloutDesk)
     catalogs: list[Catalog] = []
     host.listen(catalogs.append)
     try:

@@ -34,9 +34,9 @@ def own_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture(name="mirror")
 def made_mirror() -> Mirror:
     row: Any = SimpleNamespace(add=lambda *_: None)
-    nothing: Any = None
-    made = Mirror(nothing, nothing, nothing, lambda _entry: row)
-    made._flushing = nothing or SimpleNamespace(cancel=lambda: None)  # type: ignore[assignment]
+    server: Any = SimpleNamespace(row=lambda _entry: row)
+    made = Mirror(server)
+    made._flushing = SimpleNamespace(cancel=lambda: None)  # type: ignore[assignment]
     return made
 
 

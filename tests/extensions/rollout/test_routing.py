@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
+from carpool.extensions.rollout.front import read_side
 from carpool.extensions.rollout.routing import Split
 from carpool.extensions.rollout.split import RolloutSplit
-from carpool.link.door import Batching, ModelEntry, Sender, read_side
+from carpool.link.door import Batching, ModelEntry, Sender
 from carpool.types import Signature
 
 

@@ -335,11 +335,14 @@ class Walk:
 
     async def _life(self, steps: int) -> int:
         self._after_restart()
-        self.host = host = EngineHost(partial(Engine, self.folder / "models"))
-        state = ServerSettings(state_dir=self.folder / "state", allow_rollouts=True)
-        self.desk = RolloutDesk(host, state)
-        door = SimpleNamespace(watch=host.listen)
-        self.routing = Routing(door)  # type: ignore[arg-type]
+        settings = ServerSettings(state_dir=self.folder / "state", allow_rollouts=True)
+        self.host = host = EngineHost(partial(Engine, self.folder / "models"), settings=settings)
+        host.start_parts()
+        desk = host.parts.needed("rollout")
+        assert isinstance(desk, RolloutDesk)
+        self.desk = desk
+        self.routing = Routing()
+        host.listen(self.routing.follow)
         host.listen(self._seen)
         await host.engine.start(patient=True)
         host.set_ready(True)
@@ -517,7 +520,7 @@ class Walk:
 
     async def _act(self, action: str, **more: Any) -> None:
         assert self.host is not None
-        await self.host.ask("rollout", {"model": "m", "action": action, **more})
+        await self.host.ask("rollout/act", {"model": "m", "action": action, **more})
 
     async def _promote(self) -> None:
         run = self.allowed.run
@@ -566,7 +569,7 @@ class Walk:
             "ids": [],
             "differences": [],
         }
-        await self.host.ask("rollout-seen", {"seen": [seen]})
+        await self.host.ask("rollout/seen", {"seen": [seen]})
         return True
 
     async def _prove(self) -> None:

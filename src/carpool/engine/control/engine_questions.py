@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,8 +23,6 @@ from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.loading.candidate import remove_abandoned
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
-from carpool.extensions.registry.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
-from carpool.extensions.registry.remote_repository import Remotes
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file, region_key
 from carpool.observe.columns import RESTARTS
@@ -163,9 +162,7 @@ _REFUSALS = {
 class ControlDesk:
     """Starts the models that the mode asks for, answers `load` and `unload`, and looks at folders in time."""
 
-    def __init__(
-        self, host: EngineHost, settings: ServerSettings, follower: MakeFollower = SwapAtOnce
-    ) -> None:
+    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
         self._host = host
         self._engine = host.engine
         self._settings = settings
@@ -174,9 +171,7 @@ class ControlDesk:
         self._complaint = ""
         self._folders = host.engine.folders
         self._on_demand = host.engine.on_demand
-        self.registry = RegistryWatch(host.engine, settings, follower)
-        self._remotes = Remotes.of(settings)
-        self._not_fetched: list[str] = []
+        self._looked_at: set[Path] = set()  # folders whose files were asked for their extensions
         host.on_question("load", self._load)
         host.on_question("unload", self._unload)
         host.on_question("demand", self._demand)
@@ -225,7 +220,14 @@ class ControlDesk:
             self._tidy()
         if self._mode != "none":
             self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
-        await self.registry.open()
+        await self._look_at_new()
+        self._host.opened.set()
+
+    async def _look_at_new(self) -> None:
+        """Begins extensions that models' folders ask for, also those of models that are not loaded."""
+        places = {place for model in self._engine.control.models.values() for place in model.places}
+        new, self._looked_at = places - self._looked_at, places
+        await self._host.parts.look_at(sorted(new))
 
     async def _demand(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """A front end has requests for a model that is not loaded."""
@@ -270,16 +272,16 @@ class ControlDesk:
             self._looking.cancel()
         if self._on_demand is not None:
             self._on_demand.close()
-        self.registry.close()
 
     async def look(self) -> None:
         """Follow the folders, or just list what is in them, so that the index knows what could be loaded."""
         try:
             if self._mode == "poll":
-                await self._fetch()
+                await self._host.parts.refresh()
                 await self._engine.control.look()
             else:
                 await self._engine.control.find()
+            await self._look_at_new()
             self._complaint = ""
         except CarpoolError as error:
             if error.message != self._complaint:  # once is enough
@@ -287,14 +289,6 @@ class ControlDesk:
                 log.warning("repository-not-read", error=error.message)
         except Exception:
             log.exception("look-failed")
-
-    async def _fetch(self) -> None:
-        """What changed in repositories that lie elsewhere; only folders are looked at after this."""
-        if self._remotes.repositories:
-            complaints = await asyncio.to_thread(self._remotes.refresh, wait=False)
-            for complaint in complaints if complaints != self._not_fetched else ():
-                log.warning("repository-not-fetched", message=complaint)
-            self._not_fetched = complaints
 
     async def _look_in_time(self) -> None:
         while True:

@@ -74,26 +74,10 @@ class _FollowedState:
     pointed_by_us: int = 0  # how often: a look that began before is out of date
 
 
-class SwapAtOnce:
-    """Without rollouts, a stable address that moved is loaded and takes over, as a load by hand would."""
-
-    def __init__(self, watch: RegistryWatch) -> None:
-        self._watch = watch
-
-    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
-        if candidate is not None:
-            log.info("candidate-waits", model=model, version=candidate.version)
-        if stable is not None:
-            await self._watch.swap(model, stable.version)
-
-    async def moved_back(self, model: str) -> None:
-        """Nothing is ever begun and not finished."""
-
-
 class RegistryWatch:
     """`follower` makes whoever changes versions."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings, follower: MakeFollower = SwapAtOnce) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings, follower: MakeFollower) -> None:
         self._engine = engine
         self._registries = Registries(settings.registry, settings.cache_dir)
         self._may_come = settings.model_control_mode != "none"

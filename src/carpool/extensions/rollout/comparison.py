@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, without_stack
 from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split
+from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.door import Answer, ModelEntry
@@ -38,9 +39,15 @@ class Comparison(Recomputation[Found]):
     """Represents one request. What is compared is let go of as soon as it was."""
 
     def __init__(
-        self, mirror: Mirror, split: Split, entry: ModelEntry, source: str, pictures: SentPictures | None
+        self,
+        service: CallService,
+        mirror: Mirror,
+        split: Split,
+        entry: ModelEntry,
+        source: str,
+        pictures: SentPictures | None,
     ) -> None:
-        super().__init__(mirror.pictures, split.other(entry), in_threads(mirror.threads))
+        super().__init__(service.pictures, split.other(entry), in_threads(service.threads))
         self._mirror = mirror
         self.split = split
         self.source = source

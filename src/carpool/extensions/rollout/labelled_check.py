@@ -16,8 +16,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from carpool.config.server import ServerSettings
-from carpool.engine.engine_host import EngineHost, without_paths
+from carpool.engine.engine_host import without_paths
+from carpool.engine.engine_parts import EngineServer
 from carpool.extensions.rollout.rollout_states import Labelled, State
 from carpool.extensions.rollout.watched_rollout import WatchedRollout
 from carpool.observe.logs import logger
@@ -39,21 +39,20 @@ class LabelledCheck:
 
     def __init__(
         self,
-        host: EngineHost,
-        settings: ServerSettings,
+        server: EngineServer,
         home: Callable[[str], Path | None],
         decide: Callable[[WatchedRollout], None],
     ) -> None:
-        self._control = host.engine.control
-        self._folders = host.engine.folders
-        self._cache_dir = settings.cache_dir
+        self._control = server.engine.control
+        self._folders = server.engine.folders
+        self._cache_dir = server.settings.cache_dir
         self._home, self._decide = home, decide
         self._asking: dict[str, tuple[WatchedRollout, asyncio.Task[None]]] = {}
         self._closed = False
-        host.on_stop(self._close)
 
-    def _close(self) -> None:
-        self._closed = True  # the threads that wait for evaluations see it
+    def close(self) -> None:
+        """Ends it: the threads that wait for evaluations see it."""
+        self._closed = True
 
     def evaluate(self, watched: WatchedRollout) -> None:
         """Sets `labelled`, later. Once for each candidate: asked again after a start of the server."""

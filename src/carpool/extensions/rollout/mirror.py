@@ -7,8 +7,7 @@ import asyncio
 import base64
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from random import Random
 from time import monotonic
 from typing import Any, NamedTuple
@@ -17,9 +16,8 @@ from carpool.errors import CarpoolError
 from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.counted import COMPARED, FALLBACKS, SKIPPED
 from carpool.extensions.rollout.routing import Split
-from carpool.frontend.pictures.picture_service import PictureService
-from carpool.link.door import Door, ModelEntry
-from carpool.observe.counters import Row
+from carpool.frontend.calls.front_part import FrontServer
+from carpool.link.door import ModelEntry
 from carpool.types import Array
 from carpool.vision.likeness import Difference
 from carpool.vision.thumbnail import block_change
@@ -46,13 +44,8 @@ class LastComparison(NamedTuple):
 class Mirror:
     """Collects for one front end, in its loop's thread only."""
 
-    def __init__(
-        self, door: Door, pictures: PictureService, threads: Executor, row: Callable[[ModelEntry], Row]
-    ) -> None:
-        self.door = door
-        self.pictures = pictures
-        self.threads = threads
-        self._row = row
+    def __init__(self, server: FrontServer) -> None:
+        self._server = server
         self._random = Random()
         self._seen: OrderedDict[tuple[str, str], LastComparison] = OrderedDict()  # by model and source
         self._tokens: dict[str, tuple[float, float]] = {}  # by model: when, and how many comparisons it may
@@ -108,16 +101,16 @@ class Mirror:
 
     def fell_back(self, split: Split, error: CarpoolError) -> None:
         self.count_failure(split, split.candidate, error)
-        self._row(split.candidate).add(FALLBACKS)
+        self._server.row(split.candidate).add(FALLBACKS)
         self._report(split)["fallbacks"] += 1
 
     def shadow_failed(self, split: Split, error: CarpoolError) -> None:
         """The candidate failed what stable had answered; nobody saw it."""
-        self._row(split.candidate).add(COMPARED["candidate-failed"])
+        self._server.row(split.candidate).add(COMPARED["candidate-failed"])
         self.count_failure(split, split.candidate, error)
 
     def skipped(self, split: Split, why: str) -> None:
-        self._row(split.candidate).add(SKIPPED[why])
+        self._server.row(split.candidate).add(SKIPPED[why])
         skipped = self._report(split)["skipped"]
         skipped[why] = skipped.get(why, 0) + 1
 
@@ -131,7 +124,7 @@ class Mirror:
         picture: bytes,
     ) -> None:
         now = monotonic()
-        self._row(split.candidate).add(COMPARED["differs" if difference.differs else "same"])
+        self._server.row(split.candidate).add(COMPARED["differs" if difference.differs else "same"])
         report = self._report(split)
         if split.route.mirrored:
             report["candidate"]["answers"] += 1
@@ -195,7 +188,7 @@ class Mirror:
 
     async def _tell(self, told: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(CarpoolError):  # an engine that is gone counts anew
-            await self.door.ask("rollout-seen", {"seen": told})
+            await self._server.ask("rollout/seen", {"seen": told})
 
     def close(self) -> None:
         if self._flushing is not None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from carpool.config.repository import version_folders
 from carpool.config.rules import nearest, shown
-from carpool.config.server import ServerSettings
-from carpool.engine.engine_host import EngineHost, without_paths
+from carpool.engine.engine_host import without_paths
+from carpool.engine.engine_parts import EnginePart, EngineServer
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, WrongState
 from carpool.extensions.rollout.counted import FEEDBACK, SKIPPED
 from carpool.extensions.rollout.disagreements import Disagreements
@@ -43,21 +43,29 @@ _LOADING_AGAIN = "after a restart: its versions are being loaded"
 
 
 class RolloutDesk:
-    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
-        self._host = host
-        self._engine = host.engine
+    def __init__(self, server: EngineServer) -> None:
+        settings = server.settings
+        self._engine = server.engine
         self._open = settings.allow_rollouts or settings.model_control_mode == "explicit"
-        self.rollouts = Rollouts(host, settings)
+        self.rollouts = Rollouts(server)
         self._answered: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # by model and id
         self._keeping: deque[tuple[Future[None], int]] = deque()  # what is being written, and its bytes
         self._judged: OrderedDict[tuple[str, str], str] = OrderedDict()  # the verdict on an id
         self._kept: dict[
             str, tuple[object, Disagreements]
         ] = {}  # by model, with the settings it was made for
-        host.on_question("rollout", self._rollout)
-        host.on_question("rollout-seen", self._seen)
-        host.on_question("rollout-disagreements", self._disagreements)
-        host.on_question("feedback", self._feedback)
+        self.part = EnginePart(
+            questions={
+                "status": self._rollout,
+                "act": self._rollout,
+                "seen": self._seen,
+                "disagreements": self._disagreements,
+                "feedback": self._feedback,
+            },
+            loads=self.rollouts,
+            close=self.rollouts.close,
+            state=self,
+        )
 
     # ---- how it stands, and what to do with it ----------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Drives rollouts: loads candidates, tells front ends who answers what, counts what they saw, and decides.
 
-What a state means is in `rollout.rollout_states`, which is pure; here it meets models, files and the clock.
+What a state means is in `rollout_states`, which is pure; here it meets models, files and the clock.
 Every change is one catalogue: who serves and which share the candidate has travel together, and nothing of
 the model's folder is read for it. What is not needed any more is unloaded behind that.
 """
@@ -22,8 +22,8 @@ from typing import Any
 from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
 from carpool.config.repository import version_folders
-from carpool.config.server import ServerSettings
-from carpool.engine.engine_host import EngineHost, without_paths
+from carpool.engine.engine_host import without_paths
+from carpool.engine.engine_parts import EngineServer
 from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.model_state import ModelState
 from carpool.engine.loading.candidate import Pin, fingerprint_of
@@ -66,10 +66,11 @@ _CHANGED = "changed"  # in a digest's place: nothing starts by itself any more
 class Rollouts(LoadListener):
     """Does everything in the engine's loop."""
 
-    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
-        self._host = host
-        self._engine = host.engine
-        self._control = host.engine.control
+    def __init__(self, server: EngineServer) -> None:
+        settings = server.settings
+        self._server = server
+        self._engine = server.engine
+        self._control = server.engine.control
         self._folder = settings.state_dir
         self._models: dict[str, WatchedRollout | None] = {}  # None: there is none, which was looked up
         self._held: dict[str, Held] = {}  # by model, of those whose state says nothing that can be acted on
@@ -81,14 +82,14 @@ class Rollouts(LoadListener):
         self._ticking: asyncio.Task[None] | None = None
         self._arrivals = MinuteRates(monotonic())
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
-        self._labelled = LabelledCheck(host, settings, self.home, self.decide)
+        self._labelled = LabelledCheck(server, self.home, self.decide)
         self.shared: SharedRollouts | None = None
         if settings.rollout_state:
             self.shared = SharedRollouts(place_of(settings.rollout_state, settings.cache_secret), self)
-        host.on_load(self)
-        host.on_stop(self.close)
+        self._said: Mapping[str, object] = {}  # of rollouts, to front ends
 
     def close(self) -> None:
+        self._labelled.close()
         if self.shared is not None:
             self.shared.close()
         for watched in self._models.values():
@@ -208,6 +209,8 @@ class Rollouts(LoadListener):
         return None if home is None or home.is_file() else home
 
     def loaded(self, model: ModelState) -> None:
+        if model.places and not model.places[0].is_file():
+            self.known(model.name, model.places[0])  # it may have been loaded before there were rollouts
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         self.do(self._follow(model.name))
@@ -501,7 +504,7 @@ class Rollouts(LoadListener):
             watched.save(self.disk)
 
     async def _measure_switch(self, watched: WatchedRollout, decided: float) -> None:
-        await self._host.everyone_saw()
+        await self._server.everyone_saw()
         watched.seen_ms = (monotonic() - decided) * 1e3
         log.debug("rollout-seen-by-all", model=watched.record.model, ms=round(watched.seen_ms, 2))
 
@@ -525,7 +528,7 @@ class Rollouts(LoadListener):
         for watched in known:
             self._show(watched)
         self._tell_states()
-        self._host.publish()
+        self._server.publish(self._said)
 
     def route(self, watched: WatchedRollout) -> RolloutSplit | None:
         """Returns what front ends do for it, if they have anything to do."""
@@ -544,7 +547,8 @@ class Rollouts(LoadListener):
 
     def _say(self, **changed: Mapping[str, object]) -> None:
         """Has the next catalogue say this of rollouts."""
-        self._host.extra["rollout"] = {**self._host.extra.get("rollout", {}), **changed}
+        self._said = {**self._said, **changed}
+        self._server.say(self._said)
 
     # ---- time -------------------------------------------------------------------------------------------
 

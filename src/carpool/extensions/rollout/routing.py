@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from carpool.errors import NotFound
 from carpool.extensions.rollout.split import RolloutSplit, splits_of
-from carpool.link.door import Catalog, Door, ModelEntry, Sender
+from carpool.link.door import Catalog, ModelEntry, Sender
 
 _ALL = 1 << 64
 _HEADER = "header:"
@@ -94,11 +94,11 @@ class Routing:
     """Routes the requests of one front end, in its loop's thread only. `splits` is empty while nothing is
     rolled out."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self) -> None:
         self.splits: dict[str, Split] = {}
-        door.watch(self._renewed)
 
-    def _renewed(self, catalog: Catalog) -> None:
+    def follow(self, catalog: Catalog) -> None:
+        """Takes over who answers what from a new catalogue."""
         before, self.splits = self.splits, {}
         for name, route in splits_of(catalog).items():
             stable, candidate = (

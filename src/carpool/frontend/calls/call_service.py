@@ -49,8 +49,6 @@ class CallService:
     """Returns what requests for this version pass."""
     choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None]
     """Returns what chooses between versions, for requests with these fields that name none."""
-    choice_fields: frozenset[bytes]
-    """With one of these fields a request may ask for a choice where there is none."""
 
     def __init__(
         self,

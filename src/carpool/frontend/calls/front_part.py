@@ -99,5 +99,3 @@ class FrontPart:
     """Returns what chooses between versions, given the newest one, the fields of a head and whether tensors
     come; None where all such requests are for the one version. Without fields, it says whether requests are
     divided at all. Called once for each head and catalogue over HTTP, and for each such call over gRPC."""
-    choice_fields: frozenset[bytes] = frozenset()
-    """Fields of a head that `choose` reads: with one of them it is called also where nothing is divided."""

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
+from carpool.extensions import choice_fields
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.calls.lane import ModelLane
@@ -29,7 +30,6 @@ from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
     LATEST,
-    ROLLOUT,
     SOURCE,
     Answer,
     ModelEntry,
@@ -37,7 +37,6 @@ from carpool.link.door import (
     read_attempt,
     read_budget,
     read_latest,
-    read_side,
     read_source,
 )
 from carpool.link.step_times import Times, in_words, there
@@ -53,7 +52,6 @@ _ATTEMPT = ATTEMPT.lower()
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
-_ROLLOUT = ROLLOUT.lower()
 _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 _DEARER: Final = 16  # fields that are walked one by one, than as many bytes of tensors
 
@@ -74,12 +72,12 @@ class CallMetadata(NamedTuple):
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
     compression: str = ""  # of its answers
-    side: str = ""  # of a rollout
+    chooses: bool = False  # it has a field that asks for one of several versions
     metadata: Metadata = ()
 
     @property
     def headers(self) -> dict[bytes, bytes]:
-        """As HTTP has them, for what keeps to one side of a rollout by one of them."""
+        """Returns them as HTTP has them, for what chooses between versions by one of them."""
         listed = (
             (key, value.encode(errors="replace") if isinstance(value, str) else value)
             for key, value in self.metadata
@@ -95,7 +93,7 @@ class CallMetadata(NamedTuple):
 def read_metadata(metadata: Metadata, who: Principal | None = None, client: str = "") -> CallMetadata:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them, and `client` is
     where they come from."""
-    budget, source, latest, compression, side = INFINITY, "", False, "", ""
+    budget, source, latest, compression, chooses = INFINITY, "", False, "", False
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
             continue
@@ -106,15 +104,15 @@ def read_metadata(metadata: Metadata, who: Principal | None = None, client: str 
             source = read_source(field)
         elif key == _LATEST:
             latest = read_latest(field)
-        elif key == _ROLLOUT:
-            side = read_side(field)
+        elif key.encode() in choice_fields():
+            chooses = True
         elif key == COMPRESSION:
             if value not in _ALGORITHMS:
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
             compression = "" if value == "identity" else str(value)
     sender = Sender(source, latest, again=read_attempt(dict(metadata).get(_ATTEMPT)))
     sender = sender.paid_by(client) if who is None else sender.with_key(who)
-    return CallMetadata(budget, sender, compression, side, metadata)
+    return CallMetadata(budget, sender, compression, chooses, metadata)
 
 
 class GrpcCall(RequestReply):
@@ -159,7 +157,7 @@ class GrpcCall(RequestReply):
             return False
         if in_slot and not head.plain:
             return False
-        if family.lane.divided or self._asked.side or sends_pictures(family.lane.entry, head):
+        if family.lane.divided or self._asked.chooses or sends_pictures(family.lane.entry, head):
             return False
         service.server_row.add(BYTES_RECEIVED, len(message))
         self.request.entry, self.request.row, self.request.infer = family.lane[:3]
@@ -277,7 +275,7 @@ class GrpcCall(RequestReply):
             self._check(family)
         self.request.enter(family.lane)
         self.request.head = family.head
-        if (family.lane.divided or self._asked.side) and not family.version:
+        if (family.lane.divided or self._asked.chooses) and not family.version:
             self._choose_version(family.lane.entry)
         return family
 

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from carpool.errors import CarpoolError
+from carpool.extensions import choice_fields
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.calls.lane import Choice, ModelLane
 from carpool.frontend.calls.packing import AT_ONCE
@@ -92,7 +93,7 @@ class ModelRoute(Generic[Target]):
         self._budget = budget  # seconds from a head to the client's deadline
         self._named = named
         self._headers = head.headers
-        self._asks_for_choice = not service.choice_fields.isdisjoint(head.headers)
+        self._asks_for_choice = not choice_fields().keys().isdisjoint(head.headers)
         self._catalog: Catalog | None = None
         self._target: Target | None = None
         self._targets: dict[int, Target] = {}  # by the entry's key, of the versions that are chosen from

@@ -9,36 +9,43 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import cast
 
-from carpool.errors import CarpoolError, DeadlineExceeded
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
 from carpool.extensions.rollout.blame import may_run_again
 from carpool.extensions.rollout.comparison import Comparison
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Routing, Split
-from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.front_part import FrontPart
+from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.frontend.calls.lane import Infer
 from carpool.frontend.calls.request import OVER, Listener, Request
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.link.door import ROLLOUT, Answer, ModelEntry, Sender, read_side
+from carpool.link.door import Answer, ModelEntry, Sender
 from carpool.observe.logs import logger
 
-_FIELD = ROLLOUT.lower().encode()
+_ROLLOUT = "X-Carpool-Rollout"
+"""Asks for one side of a rollout."""
+_FIELD = _ROLLOUT.lower().encode()
+_SIDES = ("stable", "candidate")
 _RESERVE = (0.2, 0.5)  # of the promise, at least and at most: for stable, where the candidate is slow
 
 _log = logger("rollout")
 
 
+def front(server: FrontServer) -> FrontPart:
+    """Returns what rollouts do in a front end."""
+    return Mirroring(server).part
+
+
 class Mirroring:
     """Implements the feature, for versions of which one takes over from the other."""
 
-    def __init__(self, service: CallService) -> None:
-        self._routing = Routing(service.door)
-        self._mirror = Mirror(service.door, service.pictures, service.threads, service.row)
+    def __init__(self, server: FrontServer) -> None:
+        self._routing = Routing()
+        self._mirror = Mirror(server)
         self.part = FrontPart(
             around=self._around,
             choose=self._choose,
-            choice_fields=frozenset((_FIELD,)),
+            follow=self._routing.follow,
             close=self._mirror.close,
         )
 
@@ -52,6 +59,16 @@ class Mirroring:
         wish = read_side(fields.get(_FIELD))
         split = self._routing.split(entry.name, wish, tensors=tensors)
         return None if split is None else Sides(self._mirror, split, fields, wish)
+
+
+def read_side(field: bytes | None) -> str:
+    """Returns which side of a rollout is asked for; empty: either."""
+    if field is None:
+        return ""
+    side = field.decode("ascii", "replace")
+    if side not in _SIDES:
+        raise InvalidInput(f"{_ROLLOUT} must be {' or '.join(_SIDES)}", field=_ROLLOUT)
+    return side
 
 
 class Sides:
@@ -157,7 +174,7 @@ class Beside(Listener):
             return False
         request, content, stable = self._request, self._content, self._split.stable
         if isinstance(content, SentPictures):
-            content = content.for_model(self._door.mirror.pictures.model(stable))
+            content = content.for_model(request.service.pictures.model(stable))
         self._content = request.content = content
         request.enter(request.service.lane(stable))
         request.listen(self)
@@ -177,7 +194,7 @@ class Beside(Listener):
         if monotonic() >= promised(request.entry, request.arrived, request.deadline):
             return False
         if isinstance(content, SentPictures):
-            model = self._door.mirror.pictures.model(stable)
+            model = request.service.pictures.model(stable)
             if not content.can_be_again(model) or not self._moves_to_stable(error):
                 return False
             content = content.again(model)
@@ -214,7 +231,7 @@ class Beside(Listener):
             entry = request.entry
             mirror.count_answer(split, entry, monotonic() - request.arrived, self._id)
             if self._compares and content.offered_as is not None:
-                job = Comparison(mirror, split, entry, request.sender.named, self._pictures)
+                job = Comparison(request.service, mirror, split, entry, request.sender.named, self._pictures)
                 job.keep_answer(answer.outputs)
                 job.begin(content.offered_as, content.take_held(), content.tail)
         finally:
