@@ -59,6 +59,11 @@ class Inspect:
     )
     out: Path = o.option(Path(), "Folder for the images with boxes or masks drawn in.", metavar="FOLDER")
     write: str = o.option("", "Write this preset into the model.toml beside the model.", metavar="PRESET")
+    rebatch: Path | None = o.option(
+        None,
+        "Write an ONNX model with a fixed batch as one for any batch, if proven.",
+        metavar="FILE",
+    )
     as_json: o.Json = False
 
     def run(self) -> None:
@@ -71,6 +76,9 @@ class Inspect:
             return
         if self.write:
             write_preset(self.model, self.write)
+            return
+        if self.rebatch is not None:
+            write_rebatched(self.model, self.rebatch)
             return
         report = read_report(self.model, choice_of(self.task, self.labels, self.size, self.preset))
         if self.as_json:
@@ -160,6 +168,14 @@ def write_preset(model: Path, preset: str) -> None:
     write_file(target, text)
     instead = f", in place of {', '.join(gone)} in [image]" if gone else ""
     print(f'Wrote preset = "{preset}" into {target}{instead}.')
+
+
+def write_rebatched(model: Path, target: Path) -> None:
+    from carpool.lab.model_report import rebatched_file
+
+    data, words = rebatched_file(model)
+    write_file(target, data)
+    print(f"Wrote {target}: {words}.")
 
 
 def choice_of(task: str, labels: str, size: str, preset: str) -> PictureChoice:

@@ -1,4 +1,4 @@
-"""Reads the shapes that an ONNX file declares for its outputs.
+"""Reads the shapes that an ONNX file declares for its inputs and outputs.
 
 A runtime reports what it infers. Where that contradicts the file it leaves the length open, and an answer of
 any length would fit.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from carpool.config.model import DYNAMIC, ModelSignature, TensorSignature
 from carpool.config.protobuf_fields import fields_in, read_varint, walk
 from carpool.config.regular_file import open_regular
 
-_GRAPH, _OUTPUT = 7, 12  # of ModelProto, of GraphProto
+_GRAPH, _INPUT, _OUTPUT = 7, 11, 12  # of ModelProto, of GraphProto
 _NAME, _TYPE = 1, 2  # of ValueInfoProto
 _TENSOR, _SHAPE, _DIM, _LENGTH = 1, 2, 1, 1  # of TypeProto, its Tensor, TensorShapeProto, its Dimension
 _LARGEST = 1 << 14
@@ -50,19 +51,33 @@ def _narrowed(tensor: TensorSignature, declared: tuple[int, ...] | None) -> Tens
     return replace(tensor, shape=shape)
 
 
-def read_outputs(file: Path) -> Mapping[str, tuple[int, ...]]:
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def read_outputs(file: Path) -> Shapes:
     """Returns the declared shape of each output that has one. Raises OSError, and ValueError for no ONNX."""
-    found: dict[str, tuple[int, ...]] = {}
+    return _read(file, (_OUTPUT,))[_OUTPUT]
+
+
+def read_shapes(file: Path) -> tuple[Shapes, Shapes]:
+    """Returns the declared shapes of inputs, weights with a default among them, and of outputs. Raises as
+    `read_outputs`."""
+    found = _read(file, (_INPUT, _OUTPUT))
+    return found[_INPUT], found[_OUTPUT]
+
+
+def _read(file: Path, wanted: Collection[int]) -> Mapping[int, Shapes]:
+    found: dict[int, dict[str, tuple[int, ...]]] = {number: {} for number in wanted}
     with open_regular(file) as data:
         for number, length in walk(data, os.fstat(data.fileno()).st_size):
             if number != _GRAPH:
                 continue
             for inner, size in walk(data, length):
-                if inner == _OUTPUT and size <= _LARGEST and len(found) < _MOST:
+                if inner in found and size <= _LARGEST and len(found[inner]) < _MOST:
                     said = dict(fields_in(data.read(size)))
                     shape = _shape(said.get(_TYPE, b""))
                     if shape is not None:
-                        found[said.get(_NAME, b"").decode("utf-8", "replace")] = shape
+                        found[inner][said.get(_NAME, b"").decode("utf-8", "replace")] = shape
     return found
 
 

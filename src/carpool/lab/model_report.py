@@ -14,6 +14,7 @@ from carpool.config.presets import PictureChoice
 from carpool.config.repository import TOML, ModelSource, find_models
 from carpool.engine.loading.batch_proof import asks_for_batches, must_be_proven, prove
 from carpool.engine.loading.loading import Loading, as_pictures
+from carpool.engine.loading.rebatching import rebatched
 from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.instance_layout import Layout, close_all
@@ -84,6 +85,17 @@ def _own_settings(config: ModelConfig) -> str:
     return before if named_file(before, config) in (None, config.file) else ""
 
 
+def rebatched_file(path: Path) -> tuple[bytes, str]:
+    """Returns a model's file as one for any batch, and words about it."""
+    source = one_model(path)
+    version, words, refused = rebatched(source.config, source.versions[-1])
+    if refused:
+        raise ConfigError(f"{path}: {refused}; {BATCH_HELP}")
+    if not words or version.file is None:
+        raise ConfigError(f"{path}: it fixes no batch, or its settings want single requests")
+    return version.file.read_bytes(), words
+
+
 def how_it_sees(source: ModelSource) -> VisionSettings | None:
     """Returns how a model answers pictures; None: it takes tensors. It is opened and tried once."""
     return look_at(source)[1].vision
@@ -91,14 +103,14 @@ def how_it_sees(source: ModelSource) -> VisionSettings | None:
 
 def look_at(source: ModelSource, choice: PictureChoice | None = None) -> tuple[Examined, Described]:
     """Returns what its file says and what it answers to noise, and how it is understood."""
-    version = source.versions[-1]
+    examined = examine((choice or PictureChoice()).applied(source.config), source.versions[-1])
 
     def load(config: ModelConfig) -> Backend:
         devices = backends.devices(config)
         placement = Placement(threads=1, gpu=devices[0] if devices else None, hurry=True)
-        return backends.load(config, version, placement)
+        return backends.load(config, examined.version, placement)
 
-    found = try_out(examine((choice or PictureChoice()).applied(source.config), version), load)
+    found = try_out(examined, load)
     return found, describe(found.config, found.signature, found.labels, found.seen)
 
 
@@ -154,7 +166,7 @@ def _instance(source: ModelSource, found: Examined, vision: VisionSettings | Non
     give_back()
     before = own_bytes()
     try:
-        opened += Loading(found.config, source.versions[-1], signature=signature).open(Layout(1, 1))
+        opened += Loading(found.config, found.version, signature=signature).open(Layout(1, 1))
         weights, image = (None, None) if varies else _memory(opened, signature, before)
         return _Instance(weights, image, signature.unbatched or _proven(opened[0], source, found, vision))
     except CarpoolError:

@@ -30,11 +30,11 @@ def picture_seconds(graph: PictureGraph, sources: Sequence[ModelSource]) -> floa
 
 
 def _seconds(source: ModelSource, images: float) -> float:
-    version = source.versions[-1]
-    found = examine(PictureChoice().applied(source.config), version)
+
+    found = examine(PictureChoice().applied(source.config), source.versions[-1])
     devices = backends.devices(found.config)
     placement = Placement(threads=usable_cores(), gpu=devices[0] if devices else None, hurry=True)
-    backend = backends.load(found.config, version, placement)
+    backend = backends.load(found.config, found.version, placement)
     try:
         size = min(max(1, ceil(images)), max(1, found.signature.max_batch))
         return Measuring([backend], found.signature).point(size).seconds

@@ -41,9 +41,10 @@ class PresetTrial:
 
     def __init__(self, source: ModelSource, choice: PictureChoice) -> None:
         self._source, self._choice = source, choice
-        self._version = source.versions[-1]
         self._open: Backend | None = None
-        self._found = try_out(examine(choice.applied(source.config), self._version), self._load)
+        examined = examine(choice.applied(source.config), source.versions[-1])
+        self._version = examined.version
+        self._found = try_out(examined, self._load)
 
     def answers(self, picture: bytes) -> list[PresetAnswer]:
         config = self._source.config
@@ -57,7 +58,7 @@ class PresetTrial:
     def _answer(self, preset: str, picture: bytes) -> PresetAnswer:
         chosen = None if preset == AS_CONFIGURED else preset
         config = replace(self._choice, preset=chosen).applied(self._source.config)
-        found = examine(config, self._version)._replace(seen=self._found.seen)
+        found = examine(config, self._source.versions[-1])._replace(seen=self._found.seen)
         said = describe(found.config, found.signature, found.labels, found.seen)
         if said.vision is None:
             raise ConfigError(f"{config.name}: {said.ask or 'it takes no images'}")

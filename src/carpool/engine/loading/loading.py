@@ -227,9 +227,15 @@ class Loading:
 
     def check(self) -> None:
         """Raises what can be seen to be wrong before anything is loaded; called once, before the rest."""
-        self._examined = examine(self._config, self._version)
-        if trial_shape(self._examined) is None:
+        if trial_shape(self._examine()) is None:
             self._settle()
+
+    def _examine(self) -> Examined:
+        """Returns what its file says. From then on the version is the one whose file runs."""
+        if self._examined is None:
+            self._examined = examine(self._config, self._version)
+            self._version = self._examined.version
+        return self._examined
 
     def prepare(self, tell: ReportStep) -> Ready:
         try:
@@ -362,8 +368,8 @@ class Loading:
             return backend
 
         given = self._config
-        found = self._examined or examine(given, self._version)
-        config, signature, self._labels, seen = try_out(found, load)
+        found = self._examine()
+        config, signature, self._labels, seen, _ = try_out(found, load)
         tried = _weights_for(config)
         self._told = {}
         settled = settle(config, signature, self._labels, seen, self._told)

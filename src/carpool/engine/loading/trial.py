@@ -21,6 +21,7 @@ from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.presets import said_of_pixels
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import read_bytes
+from carpool.engine.loading.rebatching import rebatched
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import logger
@@ -48,14 +49,19 @@ class Examined(NamedTuple):
     signature: Signature
     labels: Mapping[str, Sequence[str]]  # by output
     seen: ModelFacts
+    version: ModelVersion  # whose file runs, which may be a rewritten one
 
 
 def examine(config: ModelConfig, version: ModelVersion) -> Examined:
     """Returns what can be known of a model without running it."""
     claims = read_claims(read_metadata(version.file, config.path))
+    version, words, refused = rebatched(config, version)
+    claims = replace(claims, lines=(*claims.lines, words)) if words else claims
     config = backends.describe(with_layers(_with_size(config, claims), claims), version)
     config = _with_channels(config, claims)
-    return Examined(config, signature_of(config), read_labels(config), ModelFacts(claims))
+    if refused and not config.max_batch:
+        config = replace(config, unbatched=refused)
+    return Examined(config, signature_of(config), read_labels(config), ModelFacts(claims), version)
 
 
 def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, FillPictures, Finish, Placement
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.completing import complete
 from carpool.config.model import InstanceKind, ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -30,8 +31,9 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """Complete, and with nothing left to be chosen about the device, the batch sizes and the precision."""
     config = _home(config, "torch_network").assumed(config, version.file)
     config = complete(config, read_signature(config, version))
+    filled = {name for extension in asked_extensions(config) for name in extension.known_inputs}
     for tensor in config.inputs + config.outputs:
-        if tensor.datatype == "BYTES" or tensor.optional:
+        if tensor.datatype == "BYTES" or (tensor.optional and tensor.name not in filled):
             kind = "optional" if tensor.optional else "BYTES"
             raise Unsupported(
                 f'{config.name}: "{tensor.name}" is {kind}, and PyTorch models have no such tensors'
