@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 HOMES: Mapping[str, str] = {
-    "cascades": r"frontend/pictures/cascade_",
-    "pipelines": r"pipelines/picture_graph"
-    r"|frontend/pictures/(pipeline_|run_steps|recomputation)",
     "streams": r"frontend/grpc/stream_|wire/event_lines|frontend/http/event_stream",
     "text": r"backends/torch/(decoder_weights|line_reader|text_network)"
     r"|backends/torch/torch_(decoder|stepper)|backends/hosted/transformers_model|link/written_tokens",
@@ -24,12 +21,9 @@ OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
 """What no server imports."""
 
 ARROWS: Mapping[str, str] = {
-    "frontend/front_service.py": "pipelines",
     "frontend/grpc/grpc_handlers.py": "streams",
     "frontend/grpc/grpc_service.py": "streams",
     "frontend/http/image_route.py": "streams text",
-    "frontend/http/openapi.py": "pipelines",
-    "frontend/pictures/picture_service.py": "pipelines",
 }
 """By file of the server, the features whose files it imports."""
 

@@ -26,7 +26,7 @@ LINES_UNSAID = 400
 FIELDS: Mapping[str, int] = {"Ask": 8, "ModelEntry": 10, "Catalog": 10, "Work": 40}
 
 # Groups of files that import each other, type-only imports included. The goal is 0.
-CIRCLES = 9
+CIRCLES = 8
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {
@@ -34,7 +34,7 @@ NAMED: Mapping[str, int] = {
     "cascades": 1,
     "drift": 7,
     "ensembles": 6,
-    "pipelines": 8,
+    "pipelines": 5,
     "registry": 3,
     "rollout": 8,
     "sequences": 11,

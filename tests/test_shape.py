@@ -35,7 +35,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory observe",
     "backends/torch": "backends config",
     "cli": "client config core demo engine/profile frontend frontend/access lab "
-    "lab/evaluate lab/load lab/sweep link observe pipelines process ray "
+    "lab/evaluate lab/load lab/sweep link observe process ray "
     "sim vision vision/plans",
     "client": "vision wire",
     "config": "core wire/proto",
@@ -50,9 +50,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/loading": "backends config core engine/profile engine/run link memory observe "
     "vision vision/plans vision/tasks",
     "engine/models": "backends config core engine/loading engine/profile engine/routes "
-    "engine/run link observe pipelines vision/plans",
+    "engine/run link observe vision/plans",
     "engine/profile": "backends config core engine/run link memory observe",
-    "engine/routes": "config core engine/run link observe pipelines",
+    "engine/routes": "config core engine/run link observe",
     "engine/run": "backends config core link memory observe wire",
     "frontend": "config core frontend/calls frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
@@ -63,17 +63,15 @@ MAY_IMPORT: Mapping[str, str] = {
     "wire/proto",
     "frontend/http": "config console core frontend frontend/access frontend/calls "
     "frontend/clients frontend/pictures link memory observe vision vision/tasks wire",
-    "frontend/pictures": "config core frontend/clients link memory observe pipelines vision "
+    "frontend/pictures": "config core frontend/clients link memory observe vision "
     "vision/plans vision/tasks wire",
-    "lab": "backends config core engine/loading engine/profile engine/run memory "
-    "pipelines sim vision vision/plans",
+    "lab": "backends config core engine/loading engine/profile engine/run memory sim vision vision/plans",
     "lab/evaluate": "client config engine engine/fleet vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine/profile lab lab/load link sim",
     "link": "config core memory observe wire",
     "memory": "",
     "observe": "core",
-    "pipelines": "config",
     "process": "config engine engine/control engine/fleet engine/loading engine/models engine/profile "
     "frontend frontend/access frontend/calls frontend/clients frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",

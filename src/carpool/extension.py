@@ -207,6 +207,9 @@ class Extension:
     """Place of `wrap(backend, config) -> backend`, called where an instance runs, as soon as it is loaded."""
     verbs: Mapping[str, Verb] = field(default_factory=dict)  # of the command line, by name
     routes: tuple[Routes, ...] = ()  # over HTTP; no other module of the extension is imported to list them
+    pictures: str = ""
+    """Place of a `MoreOfPictures` (frontend/http/openapi.py): what /openapi.json says besides of the routes
+    for pictures, where a model asks for the extension."""
     columns: tuple[Columns, ...] = ()
     """What it counts. Every process lays out those of all installed extensions, on or off."""
     metrics: str = ""

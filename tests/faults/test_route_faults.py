@@ -30,16 +30,17 @@ WHERE = {
         *("link.contents", "extensions.cache.answer_store", "extensions.cache.cache_key"),
     ),
     "pipeline": (
-        *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
+        *("extensions.pipelines.pipeline_run", "extensions.pipelines.pipeline_pictures"),
         *(
-            "frontend.pictures.run_steps",
+            "extensions.pipelines.run_steps",
             "extensions.pipelines.pipeline_route",
             "engine.routes.stepped_route",
         ),
-        *("core.remaining", "pipelines.picture_graph"),
+        *("core.remaining", "extensions.pipelines.picture_graph"),
     ),
     "cascade": (
-        *("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
+        *("extensions.cascades.cascade_steps", "extensions.cascades.cascade_audit"),
+        "extensions.cascades.cascade_run",
         "frontend.pictures.recomputation",
     ),
     "workers": (
@@ -58,8 +59,8 @@ WHERE = {
 GIVES_BACK = {
     # What other code trusts to give back, or to answer: where that fails, nothing else can help.
     *("PipelineRun._guarded", "PipelineRun._end", "PipelineRun._let_go", "PipelineRun._drop"),
-    *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
-    *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
+    *("PipelineRun._let_go_of_device", "extensions.pipelines.run_steps.give_back"),
+    *("extensions.pipelines.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
     *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave"),
     *("OpenBooking._over", "Recomputation._release"),
     *("frontend.pictures.workers._failed", "Workers._deliver", "Workers._next"),

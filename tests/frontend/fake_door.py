@@ -59,6 +59,7 @@ class FakeModel:
     decoupled: bool = False
     """`function` then returns all of the answers, one after the other; an error among them is the end."""
     writes: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -83,7 +84,7 @@ class FakeModel:
             PublishedModel("fake", config, self.labels),
             row,
             self.vision,
-            extra,
+            {**extra, **self.extra},
         )
 
 

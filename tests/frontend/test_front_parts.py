@@ -48,6 +48,10 @@ class Sample:
         wrapped: Any = lambda door: ("wrapped", door)  # noqa: E731
         return FrontPart(door=wrapped)
 
+    def follow(self, catalog: Catalog) -> None:
+        self.parts.load(catalog)
+        self.parts.follow(catalog)
+
     def close(self) -> None:
         self.closed = True
 
@@ -57,21 +61,21 @@ def test_options_start_parts_that_may_wrap_the_door(monkeypatch: pytest.MonkeyPa
     door: Any = "door"
     assert sample.parts.start(door) == ("wrapped", "door")
     assert sample.made == ["started at 7.0"]
-    sample.parts.follow(Catalog(extra={"started": {}, "silent": {}, "unknown": {}}))
+    sample.follow(Catalog(extra={"started": {}, "silent": {}, "unknown": {}}))
     assert len(sample.made) == 1
 
 
 def test_a_catalogue_loads_a_part_once_and_asks_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sample(monkeypatch)
     entry: Any = SimpleNamespace(extra={"seeing": {"sample": 0.5}})
-    sample.parts.follow(Catalog())
+    sample.follow(Catalog())
     assert (sample.made, sample.parts.observers) == ([], ())
     with_one = Catalog(number=2, entries={("m", "1"): entry})
-    sample.parts.follow(with_one)
+    sample.follow(with_one)
     assert (sample.made, sample.followed) == (["seeing"], [with_one])
     assert sample.parts.observers == sample.parts.see_pictures == sample.parts.see_refused == ()
     sample.on = True
-    sample.parts.follow(Catalog(number=3))
+    sample.follow(Catalog(number=3))
     assert len(sample.made) == 1
     assert len(sample.parts.observers) == len(sample.parts.see_pictures) == 1
     assert len(sample.parts.see_refused) == 1
@@ -87,6 +91,6 @@ def test_parts_wrap_in_the_order_of_the_list_whenever_they_were_loaded(
     sample.parts.add("silent", inner)
     entry: Any = SimpleNamespace(extra={"seeing": {}})
     sample.parts.start(sample)  # type: ignore[arg-type]
-    sample.parts.follow(Catalog(entries={("m", "1"): entry}))
+    sample.follow(Catalog(entries={("m", "1"): entry}))
     outer, between, last = sample.parts.in_order()
     assert (outer.picture is not None, between.door is not None, last) == (True, True, inner)

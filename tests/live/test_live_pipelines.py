@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc
 
 from carpool.demo import bundled_models, pictures
-from frontend.http.test_pipelines import STREET
+from extensions.pipelines.test_pipeline_server import STREET
 from live import sleeping_models
 from live.server import Live, serving
 from waiting import until

@@ -323,6 +323,24 @@ carpool_feedback_total           counter  some   verdict:feedback  Feedback of c
         settings="triton:PART",
         serving="engine:SERVING",
     ),
+    Extension(  # outside of pipelines, as it runs those with `escalate` in another way
+        name="cascades",
+        needs=("pipelines",),
+        settings="settings:PART",
+        front="front:front",
+        engine="engine:engine",
+        verbs={"cascade": _CASCADE_VERB},
+        columns=(
+            Columns("answered", words=("cheap", "big", "degraded")),
+            Columns("saved"),
+            Columns("audits", words=("same", "differs", "skipped")),
+        ),
+        metrics="""
+carpool_cascade_total                counter  some   by:answered   Responses of a cascade, by model: the cheap one, the large one, or the cheap one because there was no time for the large one.
+carpool_cascade_agreement            gauge    some   share:audits  Share of the cheap model's responses that the large one agreed with in audits; absent before the first.
+carpool_cascade_saved_seconds_total  counter  some   cell:saved    Time of the large model that the cascade saved, less that of the cheap one.
+""",  # noqa: E501
+    ),
     Extension(
         name="pipelines",
         verbs={"pipeline": _PIPELINE_VERB},
@@ -337,6 +355,9 @@ carpool_feedback_total           counter  some   verdict:feedback  Feedback of c
             "text": f"{_PIPELINE} none of its steps writes token by token",
         },
         serving="engine:SERVING",
+        pictures="page:PICTURES",
+        front="front:front",
+        engine="engine:engine",
     ),
     Extension(
         name="sequences",
@@ -435,21 +456,6 @@ carpool_spans_total  counter  server  result:spans  Spans for OpenTelemetry, by 
         engine="engine:engine",
     ),
     Extension(name="torchserve", archives={".mar": "archive:unpacked"}, routes=(_TORCHSERVE,)),
-    Extension(
-        name="cascades",
-        needs=("pipelines",),
-        verbs={"cascade": _CASCADE_VERB},
-        columns=(
-            Columns("answered", words=("cheap", "big", "degraded")),
-            Columns("saved"),
-            Columns("audits", words=("same", "differs", "skipped")),
-        ),
-        metrics="""
-carpool_cascade_total                counter  some   by:answered   Responses of a cascade, by model: the cheap one, the large one, or the cheap one because there was no time for the large one.
-carpool_cascade_agreement            gauge    some   share:audits  Share of the cheap model's responses that the large one agreed with in audits; absent before the first.
-carpool_cascade_saved_seconds_total  counter  some   cell:saved    Time of the large model that the cascade saved, less that of the cheap one.
-""",  # noqa: E501
-    ),
     Extension(name="cameras", verbs={"watch": _WATCH_VERB}),
     Extension(name="deploy", verbs={"deploy": _DEPLOY_VERB}),
     Extension(name="ray", needs=("deploy",)),

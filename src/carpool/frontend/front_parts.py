@@ -14,6 +14,7 @@ from carpool.frontend.calls.call_service import CallService, Observer, SeesPictu
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
 from carpool.frontend.calls.own_request import send
 from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
 from carpool.observe.counters import Row
@@ -28,6 +29,10 @@ class ServerOfParts:
         self._service = service  # of which nothing is ready yet while options start parts
         self.server_row = row
         self._start = start
+
+    @property
+    def pictures(self) -> PictureService:
+        return self._service.pictures
 
     @property
     def settings(self) -> ServerSettings:
@@ -83,14 +88,17 @@ class FrontParts:
                 door = part.door(door)
         return door
 
-    def follow(self, catalog: Catalog) -> None:
-        """Loads what is new in this catalogue, then lets all parts follow it."""
+    def load(self, catalog: Catalog) -> None:
+        """Loads what is new in this catalogue."""
         named = {name for entry in catalog.entries.values() for name in entry.extra}.union(catalog.extra)
         if not named <= self._seen:
             for extension in installed().values():
                 if extension.name in named - self._seen:
                     self._load(extension)
             self._seen |= named
+
+    def follow(self, catalog: Catalog) -> None:
+        """Lets all parts follow this catalogue, for which they are loaded."""
         for part in self._parts.values():
             if part.follow is not None:
                 part.follow(catalog)

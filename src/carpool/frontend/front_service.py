@@ -12,13 +12,10 @@ from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
-from carpool.frontend.calls.lane import Choice, Infer, Infers, LooksEarly, ModelLane
-from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.lane import Choice, Infer, LooksEarly, ModelLane, places_at
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
 from carpool.frontend.front_parts import FrontParts
-from carpool.frontend.pictures.picture_service import is_pipeline
-from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block
 
@@ -108,6 +105,9 @@ class FrontService(CallService):
 
     def _follow(self, catalog: Catalog) -> None:
         """Follows the catalogue after the others that watch, whose word this takes."""
+        self.parts.load(catalog)
+        parts = self.parts.in_order()
+        self.pictures.renew(catalog, [part.picture_model for part in parts if part.picture_model is not None])
         self.parts.follow(catalog)
         self.observers, self.see_pictures = self.parts.observers, self.parts.see_pictures
         self._renew_lanes()
@@ -152,8 +152,7 @@ class ModelLanes:
     def __init__(self, service: CallService) -> None:
         self._service = service
         self._parts: Sequence[FrontPart] = ()
-        self._placing = _through(service.door)
-        self._pipelines = _through(PipelineDoor())
+        self._placing = places_at(service.door)
         self._made: dict[int, ModelLane] = {}  # by the entry's key
 
     def renew(self, parts: Sequence[FrontPart]) -> None:
@@ -175,7 +174,7 @@ class ModelLanes:
         return None
 
     def _make(self, entry: ModelEntry) -> ModelLane:
-        infer: Infer = self._pipelines if is_pipeline(entry) else self._placing
+        infer: Infer = self._placing
         holds_back: Callable[[], bool] | None = None
         early: LooksEarly | None = None
         for part in reversed(self._parts):
@@ -189,13 +188,3 @@ class ModelLanes:
         wrapped = None if infer is self._placing else infer
         divided = self.choose(entry, {}, False) is not None
         return ModelLane(entry, self._service.row(entry), wrapped, holds_back, divided, early)
-
-
-def _through(door: Infers) -> Infer:
-    """Returns the innermost of a chain: it asks this door."""
-
-    def place(request: Request) -> None:
-        request.door = door
-        request.place()
-
-    return place

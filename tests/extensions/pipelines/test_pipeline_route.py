@@ -18,13 +18,13 @@ from carpool.engine.engine_link import LinkGroups
 from carpool.engine.routes.stepped_route import Binding
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
+from carpool.extensions.pipelines.picture_graph import PictureGraph
 from carpool.extensions.pipelines.pipeline_route import PipelineRoute
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.link.records import ANSWERED, BOOKING_NEWS, GIVEN_UP, REACHES, STEP_PART, ProtocolError
 from carpool.observe import columns
 from carpool.observe.counters import CounterRow, Row, Table, table_bytes
-from carpool.pipelines.picture_graph import PictureGraph
 from carpool.types import Timing
 
 KEY, FIND, KIND = 7, 0, 1

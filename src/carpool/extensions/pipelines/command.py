@@ -12,8 +12,8 @@ from carpool.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
+    from carpool.extensions.pipelines.picture_graph import PictureGraph
     from carpool.extensions.pipelines.settings import PipelineStep
-    from carpool.pipelines.picture_graph import PictureGraph
     from carpool.vision.plans.settings import VisionSettings
 
 Action = StrEnum("Action", ["check"])
@@ -39,11 +39,11 @@ class PipelineVerb:
     def run(self) -> None:
         from carpool.config.repository import folder_settings
         from carpool.core.objectives import Promise
+        from carpool.extensions.pipelines.picture_graph import PictureGraph, StepFacts
+        from carpool.extensions.pipelines.pipeline_times import picture_seconds, time_report
         from carpool.extensions.pipelines.pipeline_toml import PIPELINE_TOML
         from carpool.extensions.pipelines.settings import pipeline_settings
         from carpool.lab.model_report import how_it_sees
-        from carpool.lab.pipeline_times import picture_seconds, time_report
-        from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
         folder = self.folder.absolute()
         if not (folder / PIPELINE_TOML).is_file():

@@ -16,12 +16,12 @@ from carpool.core.refusal_words import replaced
 from carpool.engine.routes.stepped_route import Binding, SteppedRoute
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, Unsupported
+from carpool.extensions.pipelines.picture_graph import PictureGraph
 from carpool.extensions.pipelines.settings import MOST_CROPS, WITHOUT
 from carpool.link.records import ProtocolError
 from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
-from carpool.pipelines.picture_graph import PictureGraph
 from carpool.types import StepTiming, Timing
 
 _log = logger("engine")

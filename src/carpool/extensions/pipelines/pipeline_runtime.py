@@ -1,10 +1,9 @@
 """What runs a pipeline over pictures: an ensemble whose requests come step by step from the front end
-that has the picture (frontend/pictures/pipeline_run.py says why)."""
+that has the picture (pipeline_run.py says why)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 
 from carpool.config.model import Task
 from carpool.config.repository import ModelVersion
@@ -14,10 +13,10 @@ from carpool.engine.models.served import OpensGroups, Served
 from carpool.engine.models.stepped_runtime import SteppedRuntime
 from carpool.engine.profile.model_profile import cannot_keep, grown
 from carpool.engine.routes.stepped_route import Binding
+from carpool.extensions.pipelines.picture_graph import PictureGraph, StepFacts
 from carpool.extensions.pipelines.pipeline_route import PipelineRoute
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.observe.logs import logger
-from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
 _log = logger("engine")
 _FEW = "an image with a few crops"
@@ -49,8 +48,9 @@ class PipelineRuntime(SteppedRuntime[PipelineRoute]):
         base = tasks[self.graph.base]
         assert base is not None  # `check` saw to it
         task = str(Task.READ) if self.graph.reader(tasks) is not None else base
-        known = {"task": task, "input": {"name": self.served.signature.inputs[0].name}, "encoded": False}
-        self.served.pictures = {**known, "pipeline": {**asdict(self.graph.settings), "file": ""}}
+        name = self.served.signature.inputs[0].name
+        known = {"task": task, "input": {"name": name}, "encoded": False}
+        self.served.pictures = {**known, "pages": task == Task.READ}
         listed = [self.graph.steps[number] for number in self.graph.order]
         words = " → ".join(f"{step.name} ({step.model})" for step in listed)
         return [f"{len(listed)} steps: {words}.", *self._grown()]

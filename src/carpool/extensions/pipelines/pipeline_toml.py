@@ -27,6 +27,7 @@ from carpool.extensions.pipelines.settings import (
     MOST_CROPS,
     MOST_STEPS,
     MOST_WIDTHS,
+    NAME,
     PARTS,
     REFUSE,
     REGIONS,
@@ -41,6 +42,8 @@ from carpool.extensions.pipelines.settings import (
 PIPELINE_TOML = "pipeline.toml"
 PIPELINE = "pipeline"
 """The platform, and what stands for a backend."""
+_CASCADES = "cascades"
+"""The extension that runs a step with `escalate`."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "": ("slo_ms", "slo_may_grow", "keep_px", "versions", "step", "answer"),
@@ -129,8 +132,8 @@ def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _L
     table = _LinedTable(file, path, section, data, lines)
     for key in data:
         other = extension_of(key) if not section else None
-        if other is not None and other.name in installed()["pipelines"].meets:
-            raise ConfigError(f"{table.file_at(key)}: {why_not('pipelines', other.name, key)}")
+        if other is not None and other.name in installed()[NAME].meets:
+            raise ConfigError(f"{table.file_at(key)}: {why_not(NAME, other.name, key)}")
         if key not in KEYS[section]:
             raise ConfigError(f"{table.where(key)} is unknown; {rules.nearest(key, KEYS[section])}")
     return table
@@ -151,6 +154,10 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
         raise top.error("slo_may_grow", "needs slo_ms: without an SLO there is nothing to raise")
     versions: VersionPolicy = read_versions(top)
     settings = _settings(top, name)
+    extra: dict[str, object] = {NAME: settings}
+    escalates = [step.escalate for step in settings.steps if step.escalate is not None]
+    if escalates:
+        extra[_CASCADES] = escalates[0]
     return ModelConfig(
         name=rules.check_name(name, str(path)),
         path=path.parent,
@@ -166,7 +173,7 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
             ModelStep(step.model, step.version, settings.at(number))
             for number, step in enumerate(settings.steps)
         ),
-        extra={"pipelines": settings},
+        extra=extra,
     )
 
 
@@ -289,6 +296,8 @@ def _check_cascade(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -
     if not asked:
         return None
     table, big = asked[0]
+    if _CASCADES not in installed():
+        raise table.error("escalate", f"needs the extension {_CASCADES}, which is not installed")
     assert big.escalate is not None
     others = [step.name for step in steps if step is not big]
     if big.escalate.source not in others:

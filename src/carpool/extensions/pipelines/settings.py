@@ -1,8 +1,8 @@
 """Holds what `pipeline.toml` says, as plain data: models as steps, what goes from one to the next, and the
 answer.
 
-pipeline_toml.py reads it, and says what is wrong with it by itself; pipelines/picture_graph.py what is
-wrong with it beside its models.
+pipeline_toml.py reads it, and says what is wrong with it by itself; picture_graph.py what is wrong with it
+beside its models.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from carpool.config.model import ModelConfig
 
+NAME = "pipelines"
 MOST_STEPS = 8
 MOST_CROPS = 100
 """That one picture may become in one step."""
@@ -90,7 +91,7 @@ class PipelineSettings:
 
 def pipeline_settings(config: ModelConfig) -> PipelineSettings | None:
     """Returns a model's; None: it is no pipeline."""
-    settings = config.extra.get("pipelines")
+    settings = config.extra.get(NAME)
     return settings if isinstance(settings, PipelineSettings) else None
 
 

@@ -14,6 +14,8 @@ from carpool.frontend.calls.call_service import Observer, SeesPictures
 from carpool.frontend.calls.lane import Choice, Infer, LooksEarly
 from carpool.frontend.calls.request import Request, RequestReply
 from carpool.frontend.calls.trace_context import Caller
+from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
 from carpool.observe.counters import Row
@@ -39,6 +41,9 @@ class FrontServer(Protocol):
     @property
     def threads(self) -> Workers:
         """Returns the threads that decode pictures; `Workers.idle` is for what no client waits for."""
+
+    @property
+    def pictures(self) -> PictureService: ...
 
     @property
     def settings(self) -> ServerSettings: ...
@@ -95,6 +100,9 @@ class FrontPart:
     refused: SeesRefused | None = None  # sees what was rejected at its head, while there is an observer
     close: Callable[[], None] | None = None
     state: object = None  # what the extension's routes read (`FrontParts.state_of`)
+    picture_model: Callable[[ModelEntry], PictureModel | None] | None = None
+    """Returns what takes the pictures of a version that is made of several models; None where the extension
+    is off. The outermost that returns one counts. It raises `Unavailable` while other models are missing."""
     choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None] | None = None
     """Returns what chooses between versions, given the newest one, the fields of a head and whether tensors
     come; None where all such requests are for the one version. Without fields, it says whether requests are

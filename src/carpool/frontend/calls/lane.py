@@ -25,6 +25,16 @@ Infer: TypeAlias = "Callable[[Request], None]"
 """Answers a request, or wraps what does."""
 
 
+def places_at(door: Infers) -> Infer:
+    """Returns the innermost of a chain: it places requests at this door."""
+
+    def place(request: Request) -> None:
+        request.door = door
+        request.place()
+
+    return place
+
+
 class Choice(Protocol):
     """Chooses between versions of one model, for requests with one head that name none."""
 

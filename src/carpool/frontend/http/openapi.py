@@ -3,8 +3,8 @@ answers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -16,7 +16,6 @@ from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES
 from carpool.frontend.http.task_models import in_order
-from carpool.frontend.pictures.pipeline_pictures import EXPLAIN, EXPLAIN_OPTION
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog, ModelEntry
 from carpool.observe.shared_history import KEPT_S
 from carpool.vision import draw, tasks
@@ -47,15 +46,22 @@ _KEYS: Document = {
 }
 
 
+class MoreOfPictures(NamedTuple):
+    """Describes what an extension adds to the routes for pictures, where a model asks for it."""
+
+    parameters: Sequence[tuple[str, str, Document]]  # name, description and schema of each
+    properties: Document  # of answers
+
+
 def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     """`with_keys`: the server asks for one."""
     listed = with_tasks(catalog)
     models = [(entry.name, entry.version, task) for entry, task in listed]
-    piped = {task for entry, task in listed if entry.vision is not None and "pipeline" in entry.vision}
+    more = {task: _more_of(entry for entry, of in listed if of == task) for task in tasks.kinds()}
     paths: Document = {}
     for task, path in TASK_ROUTES.items():
         served = [name for name, _, of in models if of == task]
-        paths[path] = {"post": _operation(task, served, piped=task in piped)}
+        paths[path] = {"post": _operation(task, served, more[task])}
     paths["/models/{model}/predict"] = {"post": predict_operation(catalog)}
     for one in installed().values():
         for routes in one.routes:
@@ -73,7 +79,7 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
         "servers": [{"url": "/"}],
         "paths": paths,
         "security": [{name: []} for name in _KEYS] if with_keys else [],
-        "components": {"schemas": _schemas(piped), "responses": _responses(), "securitySchemes": _KEYS},
+        "components": {"schemas": _schemas(more), "responses": _responses(), "securitySchemes": _KEYS},
         "x-carpool-models": [
             {"name": entry.name, "version": entry.version, "task": str(task), **_assumed(entry)}
             for entry, task in listed
@@ -147,10 +153,10 @@ def _history() -> Document:
     }
 
 
-def _explain(piped: bool) -> list[Document]:
-    """Describes what every pipeline takes besides the options of its task."""
-    what = f"{EXPLAIN_OPTION.description} For pipelines; other models reject it."
-    return [_parameter(EXPLAIN, what, dict(EXPLAIN_OPTION.schema))] if piped else []
+def _more_of(entries: Iterable[ModelEntry]) -> list[MoreOfPictures]:
+    """Returns what extensions add for these models."""
+    named = {name for entry in entries for name in entry.extra}
+    return [one.part(one.pictures) for name, one in installed().items() if name in named and one.pictures]
 
 
 def _stream(task: str) -> list[Document]:
@@ -159,14 +165,14 @@ def _stream(task: str) -> list[Document]:
     return [_parameter("stream", what, {"type": "string", "enum": ["0", "1"]})] if task in TEXT_TASKS else []
 
 
-def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
+def _operation(task: str, models: Sequence[str], more: Sequence[MoreOfPictures]) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     default = f"`{models[0]}` without it." if models else "No model is for this task now."
     who = [
         _parameter("model", f"The model; {default}", known),
         _parameter("version", "Its version. Default: the newest.", {"type": "string"}),
     ]
-    options = [*tasks.parameters(task), *_explain(piped), *_stream(task)]
+    options = [*tasks.parameters(task), *_parameters(more), *_stream(task)]
     return {
         "operationId": str(task),
         "x-carpool-models": list(models),
@@ -181,14 +187,14 @@ def predict_operation(catalog: Catalog) -> Document:
     """Describes a call of any model that takes pictures, whose name is in the path."""
     listed = with_tasks(catalog)
     models = [entry.name for entry, _ in listed]
-    piped = any("pipeline" in (entry.vision or {}) for entry, _ in listed)
+    options = [*tasks.parameters(), *_parameters(_more_of(entry for entry, _ in listed))]
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     version = _parameter("version", "Its version. Default: the newest.", {"type": "string"})
     return {
         "operationId": "predict",
         "summary": "Call one model, whatever its task",
         "description": "Options that the model's task does not have are rejected.",
-        "parameters": [in_path(known), version, *tasks.parameters(), *_explain(piped), *_header_parameters()],
+        "parameters": [in_path(known), version, *options, *_header_parameters()],
         "requestBody": _request_body(),
         "responses": _answers(list(tasks.kinds()), drawn=True),
     }
@@ -196,6 +202,10 @@ def predict_operation(catalog: Catalog) -> Document:
 
 def in_path(schema: Document, name: str = "model", description: str = "The model.") -> Document:
     return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+def _parameters(more: Iterable[MoreOfPictures]) -> list[Document]:
+    return [_parameter(*parameter) for one in more for parameter in one.parameters]
 
 
 def _parameter(name: str, description: str, schema: Document) -> Document:
@@ -292,32 +302,14 @@ def _ref(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_STEPS: Document = {
-    "type": "array",
-    "description": "with `explain`, of a pipeline: where the time went, in the order of its steps",
-    "items": {
-        "type": "object",
-        "properties": {
-            "step": {"type": "string"},
-            "images": {"type": "integer", "description": "images that it got"},
-            "cut_ms": {"type": "number", "description": "to cut them out, if a front end does it"},
-            "queue_ms": {"type": "number", "description": "waiting for a batch"},
-            "infer_ms": {"type": "number", "description": "in the batch"},
-            "batch": {"type": "integer", "description": "images in the batch, of all requests"},
-        },
-        "required": ["step", "images", "cut_ms", "queue_ms", "infer_ms", "batch"],
-    },
-}
-
-
-def _schema(task: str, *, piped: bool) -> Document:
+def _schema(task: str, more: Iterable[MoreOfPictures]) -> Document:
     schema = tasks.kinds()[task].schema()
-    if piped:
-        schema["properties"] = {**schema["properties"], "steps": _STEPS}
+    for one in more:
+        schema["properties"] = {**schema["properties"], **one.properties}
     return schema
 
 
-def _schemas(piped: Collection[str]) -> Document:
+def _schemas(more: Mapping[str, Sequence[MoreOfPictures]]) -> Document:
     error = {
         "type": "object",
         "title": "Why there is no response",
@@ -333,7 +325,7 @@ def _schemas(piped: Collection[str]) -> Document:
     status = {"type": "integer", "description": "the HTTP status that it would have alone"}
     alone: Document = {"allOf": [_ref("Error"), {"properties": {"status": status}, "required": ["status"]}]}
     return {
-        **{kind.form.__name__: _schema(task, piped=task in piped) for task, kind in tasks.kinds().items()},
+        **{kind.form.__name__: _schema(task, more[task]) for task, kind in tasks.kinds().items()},
         "Error": error,
         "PictureError": alone,
     }

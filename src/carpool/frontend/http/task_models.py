@@ -18,8 +18,8 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
     """Returns the first that was configured for a task, of those that the key is for; failing that, the
     first."""
     found = [entry for entry in in_order(catalog) if task_of(entry) == task]
-    if task == Task.READ:  # a model reads one line, a pipeline a page: who names neither has a page
-        found.sort(key=lambda entry: entry.vision is None or "pipeline" not in entry.vision)
+    if task == Task.READ:  # most models read one line, and a client that names none sends a page
+        found.sort(key=lambda entry: entry.vision is None or not entry.vision.get("pages"))
     for entry in found:
         if who is None or who.may_use(entry.name):
             return entry

@@ -4,15 +4,15 @@ hold."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import cv2
 
 from carpool.config.control_groups import within_limit
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.frontend.clients.accounts import Shares
-from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
@@ -25,6 +25,9 @@ _MOST_KEPT_BYTES = 512 << 20
 _LEARNING = 0.2  # how much the newest batch counts in what they take
 _SLOW_S = 0.05  # whose body takes longer is not waited for: it is judged again when it is here
 _MOST_COUNTED = 256
+
+MakesModel: TypeAlias = Callable[[ModelEntry], PictureModel | None]
+"""Returns what pictures see of a version that is made of other models; None for every other."""
 
 
 class Passed:
@@ -72,25 +75,22 @@ class PictureService:
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key
         self._models: dict[int, PictureModel] = {}  # by the entry's key
+        self._makers: Sequence[MakesModel] = ()
         self._held = Shares(within_limit(_MOST_HELD_BYTES))
         self._pixels = Shares(MOST_PIXELS_WAITING)
         self._kept = 0  # bytes of pixels, for later steps
         self._most_kept = within_limit(_MOST_KEPT_BYTES)
-        door.watch(self._renewed)
 
-    def _renewed(self, catalog: Catalog) -> None:
+    def renew(self, catalog: Catalog, makers: Sequence[MakesModel] = ()) -> None:
+        """Prepares the models of a new catalogue. The makers are asked in this order; an entry for which none
+        of them makes a model is a `PictureModel`."""
+        self._makers = makers
         entries = (*catalog.entries.values(), *catalog.leaving)
-        there = [entry for entry in entries if entry.vision is not None]
-        plain = {entry.key: self.model(entry) for entry in there if not is_pipeline(entry)}
-        self._models = {
-            **plain,
-            **{key: made for key, made in self._models.items() if isinstance(made, PipelineModel)},
-        }
-        for entry in filter(is_pipeline, there):  # after the models that they need
-            with suppress(Unavailable):
-                self._models[entry.key] = self.model(entry)
-        for key in self._models.keys() - {entry.key for entry in there}:
-            del self._models[key]
+        there = {entry.key: entry for entry in entries if entry.vision is not None}
+        self._models = {key: made for key, made in self._models.items() if there.get(key) is made.entry}
+        for entry in there.values():
+            with suppress(Unavailable):  # it is made of others, of which one is missing
+                self.model(entry)
         known = {entry.key for entry in entries}
         self._after = {key: seconds for key, seconds in self._after.items() if key in known}
         for key in self._passed.keys() - known:
@@ -100,7 +100,7 @@ class PictureService:
         """Returns a model, which is made when the entry first appears. Raises `InvalidInput` for a model that
         takes no pictures."""
         made = self._models.get(entry.key)
-        if made is not None and made.entry is entry and not isinstance(made, PipelineModel):
+        if made is not None and made.entry is entry and made.is_current(self.door.catalog):
             return made
         if entry.vision is None:
             why = f"; for images: {entry.published.ask}" if entry.published.ask else ""
@@ -109,12 +109,9 @@ class PictureService:
                 reason="no-task",
                 field="model",
             )
-        if not is_pipeline(entry):
-            return PictureModel(entry)
-        catalog = self.door.catalog
-        if isinstance(made, PipelineModel) and made.entry is entry and made.is_current(catalog):
-            return made
-        self._models[entry.key] = made = PipelineModel.found(entry, catalog, self)
+        found = (make(entry) for make in self._makers)
+        made = next((model for model in found if model is not None), None) or PictureModel(entry)
+        self._models[entry.key] = made
         return made
 
     def refuses(
@@ -192,10 +189,6 @@ class PictureService:
 
     def close(self) -> None:
         self.workers.close()
-
-
-def is_pipeline(entry: ModelEntry) -> bool:
-    return entry.vision is not None and "pipeline" in entry.vision
 
 
 def promised(entry: ModelEntry, arrived: float, deadline: float) -> float:

@@ -21,7 +21,7 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.link.contents import Content, Places
-from carpool.link.door import Answer, Door, ModelEntry
+from carpool.link.door import Answer, Catalog, Door, ModelEntry
 from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import (
@@ -143,6 +143,11 @@ class PictureModel(PicturePlan):
         `size` it is told from other things that the device makes an input of: see `picture_leases`."""
         tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (size,), 0, size)
         return RequestHead("", (tensor,), outputs, options, True, size, images, encoded=True)
+
+    def is_current(self, _catalog: Catalog) -> bool:
+        """Returns whether it can be used as long as its entry stays the same; one that is made of other
+        models cannot when one of them was replaced."""
+        return True
 
     def sees_as(self, other: PictureModel) -> bool:
         """Returns whether what was made of a picture for one of them is the other's input, too."""

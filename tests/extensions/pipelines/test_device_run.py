@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from carpool.core.job import INFINITY
 from carpool.errors import ModelError, Unavailable
+from carpool.extensions.pipelines.pipeline_pictures import PipelineModel
+from carpool.extensions.pipelines.pipeline_run import PipelineDoor
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.pipeline_pictures import PipelineModel
-from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.link.door import Ask, Handling, Sender
 from carpool.memory.layout import FILE_AT, find_file, write_file
@@ -31,9 +31,9 @@ from carpool.vision import crops
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.picture_answers import DEFAULT
 from carpool.wire.v2 import RequestHead
+from extensions.pipelines.test_pipeline_run import STREET, CarriedRun, LaterWorkers, finds, late
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, detector, device_classifier, picture
-from frontend.pictures.test_pipeline_run import STREET, CarriedRun, LaterWorkers, finds, late
 from heard import Heard
 
 ARENA, PLENTY = 1, 1 << 20
@@ -95,7 +95,8 @@ class DeviceRun(CarriedRun):
             [TensorSpec("answer", Datatype.BYTES, (1,))],
             lambda _: {},
             max_batch=0,
-            vision={**vision, "pipeline": orjson.loads(orjson.dumps(asdict(settings)))},
+            vision=vision,
+            extra={"pipelines": orjson.loads(orjson.dumps(asdict(settings)))},
         )
         namer = device_classifier("namer", max_batch=most_together, hosted=hosted)
         self.door = FakeDoor(finder, namer, device_classifier("other", hosted=hosted), street)
@@ -105,6 +106,7 @@ class DeviceRun(CarriedRun):
         self.service = PictureService(self.door, 1, lambda _: self.row)
         self.workers = LaterWorkers()
         self.service.workers = self.workers  # type: ignore[assignment]
+        self.service.renew(self.door.catalog, [self._model_of])
         entry = self.door.catalog.newest["street"]
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import ConfigError
-from carpool.extensions.pipelines.pipeline_toml import pipeline_config
-from carpool.extensions.pipelines.settings import CropSettings, pipeline_settings
-from carpool.pipelines.picture_graph import (
+from carpool.extensions.pipelines.picture_graph import (
     Item,
     PictureGraph,
     Place,
@@ -22,6 +20,8 @@ from carpool.pipelines.picture_graph import (
     placed,
     width_for,
 )
+from carpool.extensions.pipelines.pipeline_toml import pipeline_config
+from carpool.extensions.pipelines.settings import CropSettings, pipeline_settings
 
 PLATES = """
 [[step]]

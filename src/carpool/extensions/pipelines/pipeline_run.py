@@ -25,7 +25,7 @@ and gives back what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -37,11 +37,9 @@ import orjson
 
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, prefixed, without_stack
 from carpool.extensions.pipelines.device_picture import DevicePicture
-from carpool.extensions.pipelines.settings import WITHOUT
-from carpool.frontend.pictures.cascade_audit import count
-from carpool.frontend.pictures.cascade_steps import STEP
-from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
-from carpool.frontend.pictures.run_steps import (
+from carpool.extensions.pipelines.picture_graph import Document, Item, chunks, moved
+from carpool.extensions.pipelines.pipeline_pictures import PipelineModel, StepModel
+from carpool.extensions.pipelines.run_steps import (
     RequestHears,
     StepRequest,
     StepState,
@@ -49,15 +47,15 @@ from carpool.frontend.pictures.run_steps import (
     release_all,
     told,
 )
+from carpool.extensions.pipelines.settings import WITHOUT
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import explained
 from carpool.link.door import Answer, Ask, Call, Hears
 from carpool.memory.arena import Slot
 from carpool.observe import columns
-from carpool.pipelines.picture_graph import Document, Item, chunks, moved
 from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
 from carpool.vision.decode import Decoded
-from carpool.vision.picture_answers import DEFAULT
+from carpool.vision.picture_answers import DEFAULT, Options
 from carpool.wire.v2 import RequestHead
 
 _WHOLE = (Item(),)
@@ -65,7 +63,10 @@ _FEW = 4  # answers of few numbers each: read in less time than a thread takes t
 
 
 class PipelineRun:
-    """Implements `Call`."""
+    """Implements `Call`. The methods from `options_of` to `was_answered` are for runs that answer in another
+    way."""
+
+    degraded = ""  # why the answer is less than what was asked for
 
     def __init__(self, model: PipelineModel, ask: Ask, hears: Hears) -> None:
         pictures = ask.handling.content
@@ -74,17 +75,15 @@ class PipelineRun:
         self._graph = model.graph
         self._door = model.service.door
         self._workers = model.service.workers
-        self._pictures = pictures
+        self.pictures = pictures
         self._hears: Hears | None = hears  # None: it has the answer, or does not want it
         self._booking = self._door.begin_booking(model.entry)
         urgent = max(ask.sender.priority, pictures.asked.options.priority)
         sender = ask.sender._replace(priority=urgent) if urgent else ask.sender
         handling = ask.handling._replace(booking=self._booking)
         self._asked = ask._replace(sender=sender, handling=handling)
-        self._steps: dict[int, StepState] = {}
+        self.steps: dict[int, StepState] = {}
         self._late: list[int] = []
-        self._degraded = ""  # why a cascade answers with its cheap model
-        self._insists = pictures.options.extra.get(STEP)
         self._picture: Decoded | None = None
         self._device: DevicePicture | None = None  # its pixels are there, not here
         self._kept = 0
@@ -105,7 +104,7 @@ class PipelineRun:
         ask, base = self._asked, self._graph.base
         request = StepRequest((0,))
         assert ask.slot is not None
-        self._device = DevicePicture(ask.slot) if self._pictures.is_file else None
+        self._device = DevicePicture(ask.slot) if self.pictures.is_file else None
         try:
             first = self._model.steps[base].entry
             ask = ask._replace(entry=first, handling=ask.handling._replace(step=base))
@@ -113,19 +112,19 @@ class PipelineRun:
         except BaseException:
             self._let_go_of_device()
             raise
-        self._steps[base] = StepState(_WHOLE, (request,))
+        self.steps[base] = StepState(_WHOLE, (request,))
 
     # ── as `Call` ──
 
     def ready(self, slot: Slot) -> None:
         """The picture was decoded. Other steps that see all of it begin as well."""
-        call = self._steps[self._graph.base].requests[0].call
+        call = self.steps[self._graph.base].requests[0].call
         assert call is not None
         call.ready(slot)
         self._guarded(self._begin_beside)
 
     def _begin_beside(self) -> None:
-        if self._hears is not None and self._keep(self._pictures.whole[0]):
+        if self._hears is not None and self._keep(self.pictures.whole[0]):
             for number in self._graph.beside:
                 self._open(number, list(_WHOLE))
 
@@ -152,7 +151,7 @@ class PipelineRun:
         """Its source is over. With nothing to ask, so is it."""
         self._booking.reaches(number, len(items))
         at = self._model.steps[number]
-        state = self._steps[number] = StepState(items, [StepRequest(part) for part in chunks(items, at.most)])
+        state = self.steps[number] = StepState(items, [StepRequest(part) for part in chunks(items, at.most)])
         if not items:
             self._over(number, [])
             return
@@ -173,7 +172,7 @@ class PipelineRun:
 
     def _describe(self, at: StepModel, state: StepState, token: int) -> None:
         """Writes which parts of its picture the device is to cut out."""
-        geometry = self._pictures.geometry
+        geometry = self.pictures.geometry
         for request in state.requests:
             asked = [state.items[number] for number in request.items]
             assert request.slot is not None
@@ -242,7 +241,7 @@ class PipelineRun:
             return
         if self._is_late(number):
             return
-        state = self._steps[number]
+        state = self.steps[number]
         state.waiting -= 1  # with the last one its outputs are the reader's: nothing may fail before that
         if state.waiting:
             return
@@ -263,16 +262,12 @@ class PipelineRun:
             assert request.answer is not None
             outputs = request.answer.outputs
             for place, number in enumerate(request.items):
-                model, cascade = at.model, self._model.cascade
-                options = self._pictures.options if base or cascade is not None else DEFAULT
+                options, model = self.options_of(at.number), at.model
                 if keep.score and options.score is None:  # else the model's own would apply before it
                     options = replace(options, score=keep.score)
-                geometry = self._pictures.geometry if base else request.geometries[place]
+                geometry = self.pictures.geometry if base else request.geometries[place]
                 asked = partial(model.answer, model.of_one(outputs, place), geometry)
-                if base and cascade is not None:
-                    answer, state.certainty = cascade.read(asked, options)
-                else:
-                    answer = asked(options)
+                answer = self.said(at.number, asked, options)
                 part = state.items[number].place
                 if part is not None:
                     width, height = request.sizes[place]
@@ -280,6 +275,16 @@ class PipelineRun:
                     answer = moved(answer, part, (across, down))
                 answers[number] = self._graph.kept(at.number, answer)
         return answers
+
+    def options_of(self, number: int) -> Options:
+        """Returns the options with which a step answers; in any thread. Those of the client are for the whole
+        picture."""
+        return self.pictures.options if number == self._graph.base else DEFAULT
+
+    def said(self, number: int, answer: Callable[[Options], Document], options: Options) -> Document:
+        """Returns what a step says about an item, given what makes its answer with these options; in any
+        thread."""
+        return answer(options)
 
     def _was_read(
         self, number: int, state: StepState, answers: list[Document] | None, error: BaseException | None
@@ -296,23 +301,19 @@ class PipelineRun:
             self._over(number, answers)
 
     def _over(self, number: int, answers: list[Document]) -> None:
-        """The step is; those begin that waited for it, and the whole ends with the last."""
-        self._steps[number].answers = answers
-        following: list[tuple[int, list[Item]]] = []
-        for other in self._graph.following(number):
-            cascade = self._model.cascade
-            if cascade is not None:
-                certain = self._steps[number].certainty
-                items = list(_WHOLE) if cascade.escalates(certain, self._insists) else []
-            else:
-                size = self._pictures.geometry
-                items = self._graph.items(other, answers, (size.width, size.height))
-            following.append((other, items))
+        """The step is over. Those begin that waited for it, and the whole ends with the last."""
+        self.steps[number].answers = answers
+        following = [(other, self.items_of(other, answers)) for other in self._graph.following(number)]
         if self._device is not None and number == self._graph.base:
             following += [(other, list(_WHOLE)) for other in self._graph.beside]
             if not self._stays(self._device, following):
                 return
         self._open_all(following)
+
+    def items_of(self, number: int, answers: Sequence[Document]) -> list[Item]:
+        """Returns what a step is asked about, after its source gave these answers."""
+        size = self.pictures.geometry
+        return self._graph.items(number, answers, (size.width, size.height))
 
     def _open_all(self, steps: Sequence[tuple[int, list[Item]]]) -> None:
         for number, items in steps:
@@ -375,10 +376,7 @@ class PipelineRun:
         if self._hears is None or self._is_late(number):
             return
         late = isinstance(error, Refused | DeadlineExceeded)
-        cascade = self._model.cascade
-        if cascade is not None and number == cascade.big:
-            self._degraded = cascade.degraded(error, self._insists)
-        if self._degraded:
+        if self.goes_without(number, error):
             self._late.append(number)
             self._drop(number)
             self._finish_if_over()
@@ -393,11 +391,16 @@ class PipelineRun:
             left_out += self._graph.following(at)
         self._finish_if_over()
 
+    def goes_without(self, number: int, error: CarpoolError) -> bool:
+        """Returns whether the answer is given although this step failed with this error, and says nothing of
+        that."""
+        return False
+
     def _finish_if_over(self) -> None:
         if self._hears is None:
             return
         for number in range(len(self._graph.steps)):
-            state = self._steps.get(number)
+            state = self.steps.get(number)
             if not self._is_late(number) and (state is None or state.answers is None):
                 return
         started = monotonic()
@@ -414,11 +417,14 @@ class PipelineRun:
         finally:
             if hears is not None:
                 hears.done(answer)
-        if self._model.cascade is not None and picture is not None:
-            count(self._model, self._steps, picture, self._pictures.options, self._degraded)
+        if picture is not None:
+            self.was_answered(picture)
+
+    def was_answered(self, picture: Decoded) -> None:
+        """Does what comes after the answer to this picture."""
 
     def _answer(self, started: float) -> Answer:
-        graph, steps = self._graph, self._steps
+        graph, steps = self._graph, self.steps
         there = {number: state for number, state in steps.items() if state.answers is not None}
         entry, assumed = self._model.entry, self._model.assumed
         document: dict[str, Any] = {"model": entry.name, "version": entry.version, **assumed}
@@ -427,25 +433,24 @@ class PipelineRun:
             {number: state.answers or [] for number, state in there.items()},
         )
         document |= self._model.worded(answer)
-        cascade = self._model.cascade
-        if cascade is not None:
-            by_big = bool(steps[cascade.big].answers)
-            document |= cascade.marks(by_big=by_big, degraded=self._degraded)
-        elif self._late:
-            document["late"] = sorted(graph.steps[number].name for number in self._late)
+        document |= self.marks()
         timing = self._timing(monotonic() - started)
-        if self._pictures.options.extra.get("explain"):
+        if self.pictures.options.extra.get("explain"):
             document["steps"] = told(timing)
         data = np.empty(1, object)
         data[0] = orjson.dumps(document)
         last = self._last
         tensor = Tensor("answer", Datatype.BYTES, (1,), data)
-        return Answer([tensor], None, timing, last.sent, last.outside, self._degraded)
+        return Answer([tensor], None, timing, last.sent, last.outside, self.degraded)
+
+    def marks(self) -> Mapping[str, Any]:
+        """Returns what stands in the answer beside that of the steps: which of them were late."""
+        return {"late": sorted(self._graph.steps[number].name for number in self._late)} if self._late else {}
 
     def _timing(self, merge: float) -> StepTiming:
         steps: list[tuple[str, Timing]] = []
         for number in self._graph.order:
-            state = self._steps.get(number)
+            state = self.steps.get(number)
             if state is None or number in self._late:
                 continue
             given = [request.answer for request in state.requests if request.answer is not None]
@@ -482,18 +487,18 @@ class PipelineRun:
         """Lets go of everything that no thread has: siblings are cancelled, and the pixels are free. All of
         it is tried, whatever part of it raises."""
         self._picture = None
-        self._pictures.whole.clear()
+        self.pictures.whole.clear()
         kept, self._kept = self._kept, 0
         self._model.service.forget(kept)
         with ExitStack() as rest:
-            for number in self._steps:
+            for number in self.steps:
                 rest.callback(self._drop, number)
             rest.callback(self._let_go_of_device)
             rest.callback(self._booking.over, answered=False)  # unless it was said to be answered
 
     def _drop(self, number: int) -> None:
         """Drops what is under way of a step. What a thread reads or cuts is given back when it comes back."""
-        state = self._steps.get(number)
+        state = self.steps.get(number)
         if state is None or state.answers is not None:
             return
         with ExitStack() as rest:
@@ -508,12 +513,16 @@ class PipelineRun:
 
 
 class PipelineDoor:
-    """Wraps a door for pipelines: one request goes through all steps, and `hears` gets the whole answer."""
+    """Stands in the place of the door for pipelines: one request goes through all steps, and `hears` gets the
+    whole answer."""
+
+    def __init__(self, run: type[PipelineRun] = PipelineRun) -> None:
+        self._run = run
 
     def infer(self, ask: Ask, hears: Hears) -> Call:
         pictures = ask.handling.content
         assert isinstance(pictures, SentPictures)
         assert isinstance(pictures.model, PipelineModel)
-        run = PipelineRun(pictures.model, ask, hears)
+        run = self._run(pictures.model, ask, hears)
         run.begin()
         return run

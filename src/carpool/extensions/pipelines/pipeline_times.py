@@ -14,7 +14,7 @@ from carpool.config.usable_cores import usable_cores
 from carpool.engine.loading.trial import examine
 from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.model_profile import cannot_keep
-from carpool.pipelines.picture_graph import PictureGraph
+from carpool.extensions.pipelines.picture_graph import PictureGraph
 
 
 def picture_seconds(graph: PictureGraph, sources: Sequence[ModelSource]) -> float:

@@ -1,5 +1,5 @@
-"""Describes the steps of a run through a pipeline: what is asked in each, what was answered, and how it is
-told."""
+"""Describes the steps of a run through a pipeline: what is asked in each, what was answered, and how long
+that took."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Protocol
 
+from carpool.extensions.pipelines.picture_graph import Document, Item
 from carpool.link.door import Answer, Call, OneAnswer
 from carpool.memory.arena import Slot
-from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import PartTiming, StepTiming
 from carpool.vision.geometry import Geometry
 
@@ -57,7 +57,7 @@ class RequestHears(OneAnswer):
 class StepState:
     """Describes a step that has begun. `answers` are there when it is over."""
 
-    __slots__ = ("answers", "began", "certainty", "cut", "items", "requests", "waiting")
+    __slots__ = ("answers", "began", "cut", "items", "requests", "waiting")
 
     def __init__(self, items: Sequence[Item], requests: Sequence[StepRequest]) -> None:
         self.items = items
@@ -66,7 +66,6 @@ class StepState:
         self.answers: list[Document] | None = None
         self.began = monotonic()
         self.cut = 0.0  # seconds
-        self.certainty = 0.0  # of a cascade's cheap model
 
 
 def give_back(requests: Sequence[StepRequest]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import ConfigError
+from carpool.extensions.pipelines.picture_graph import PictureGraph, StepFacts
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import EscalateSettings, PipelineSettings, pipeline_settings
-from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
 ANIMALS = """slo_ms = 100
 [[step]]

@@ -1,49 +1,21 @@
-"""Would the big model have said the same? Some pictures that the cheap model kept are answered by it all the
-same, after the answer was sent."""
+"""Checks whether the large model would have answered the same: it is asked for some pictures that the cheap
+model answered, after that answer was sent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from carpool.frontend.pictures.cascade_steps import STEP
+from carpool.extensions.cascades.cascade_steps import Cascade
+from carpool.extensions.pipelines.picture_graph import Document, Item
+from carpool.extensions.pipelines.pipeline_pictures import StepModel
+from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.recomputation import Recomputation
 from carpool.link.door import Answer
-from carpool.pipelines.picture_graph import Document, Item
-from carpool.types import Timing
 from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
 from carpool.vision.plans.compare import compare_answers
-
-if TYPE_CHECKING:
-    from carpool.frontend.pictures.cascade_steps import Cascade
-    from carpool.frontend.pictures.picture_service import PictureService
-    from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
-    from carpool.frontend.pictures.run_steps import StepState
-
-
-def count(
-    model: PipelineModel, steps: Mapping[int, StepState], picture: Decoded, options: Options, degraded: str
-) -> None:
-    """A request was answered. Some of what the cheap model kept goes to the big one all the same."""
-    cascade = model.cascade
-    assert cascade is not None
-    cheap, big = _took(steps[cascade.cheap]), _took(steps[cascade.big])
-    assert cheap is not None
-    asked = options.extra.get(STEP)
-    if cascade.answered(cheap, big, degraded=bool(degraded), asked=asked):
-        answers = steps[cascade.cheap].answers
-        assert answers
-        CascadeAudit(cascade, model.steps[cascade.big], model.service, answers[0], options).begin(picture)
-
-
-def _took(step: StepState) -> Timing | None:
-    """Returns the time of a step that answered something."""
-    given = step.requests[0].answer if step.requests and step.answers else None
-    return None if given is None else given.timing
 
 
 class CascadeAudit(Recomputation[bool]):

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.frontend.pictures.cascade_shares import Moved, ShareWatch
+from carpool.extensions.cascades.cascade_shares import Moved, ShareWatch
 
 
 def told(watch: ShareWatch, share: float, times: int, random: Random) -> list[Moved]:

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused
+from carpool.extensions.pipelines.picture_graph import Item, Place
+from carpool.extensions.pipelines.pipeline_pictures import PipelineModel
+from carpool.extensions.pipelines.pipeline_run import PipelineDoor
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.pipeline_pictures import PipelineModel
-from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Ask, Handling, Sender
+from carpool.link.door import Ask, Handling, ModelEntry, Sender
 from carpool.observe.counters import Table, table_bytes
-from carpool.pipelines.picture_graph import Item, Place
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
 from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT
@@ -110,7 +110,8 @@ class CarriedRun:
             [TensorSpec("answer", Datatype.BYTES, (1,))],
             lambda _: {},
             max_batch=0,
-            vision={**vision, "pipeline": orjson.loads(orjson.dumps(asdict(settings)))},
+            vision=vision,
+            extra={"pipelines": orjson.loads(orjson.dumps(asdict(settings)))},
         )
         namer = classifier("namer", max_batch=most_together)
         self.door = FakeDoor(finder, namer, classifier("other"), street)
@@ -119,6 +120,7 @@ class CarriedRun:
         self.service = PictureService(self.door, 1, lambda _: row)
         self.workers = LaterWorkers()
         self.service.workers = self.workers
+        self.service.renew(self.door.catalog, [self._model_of])
         entry = self.door.catalog.newest["street"]
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)
@@ -134,6 +136,9 @@ class CarriedRun:
         handling = Handling(0.01, content=self.pictures)
         ask = Ask(entry, self.pictures.head, self.slot, 0, *times, handling)
         self.call = PipelineDoor().infer(ask, self.heard)
+
+    def _model_of(self, entry: ModelEntry) -> PipelineModel | None:
+        return PipelineModel.found(entry, self.service) if "pipelines" in entry.extra else None
 
     def decode(self) -> None:
         """As a `Request` does when its tensor is there, if it still waits."""

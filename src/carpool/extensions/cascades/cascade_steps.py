@@ -1,5 +1,5 @@
-"""Implements what a run does for a cascade: whether the big model is asked, who answered, and what that is
-worth.
+"""Decides in a cascade whether the large model is asked, and counts which model answered and what that
+saved.
 
 One for each version of a cascade and front end. Everything but `read` happens in the loop's thread.
 """
@@ -13,16 +13,17 @@ from typing import Any
 
 from carpool.config.rules import shown
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Unavailable
+from carpool.extensions.cascades.cascade_shares import ShareWatch
+from carpool.extensions.pipelines.picture_graph import Document, PictureGraph
 from carpool.extensions.pipelines.settings import REFUSE
-from carpool.frontend.pictures.cascade_shares import ShareWatch
 from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
-from carpool.pipelines.picture_graph import Document, PictureGraph
 from carpool.types import Timing
 from carpool.vision.certainty import CLASSES_NEEDED, LOWEST_SCORE, certainty
 from carpool.vision.picture_answers import Option, Options
 
+NAME = "cascades"
 STEP = "step"
 """The option with which a client says which of the two is to answer."""
 _AUDITED = 0.01  # of what the cheap model keeps

@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from carpool.demo import bundled_models, pictures
+from carpool.extensions.pipelines.picture_graph import placed
 from carpool.extensions.pipelines.settings import CropSettings
 from carpool.observe import columns
-from carpool.pipelines.picture_graph import placed
 from carpool.vision.decode import decode
 from frontend.whole_server import PATIENCE_S, WholeServer, whole_server
 

@@ -1,24 +1,22 @@
-"""Represents a pipeline as pictures see it: like a model, whose pixels are kept for what comes after its
-first step."""
+"""Represents a pipeline as pictures see it: like a model, but its pixels are kept for the steps after the
+first."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import orjson
 
 from carpool.errors import Unavailable
-from carpool.extensions.pipelines.settings import PipelineStep, read_document
-from carpool.frontend.pictures.cascade_steps import STEP, Cascade
+from carpool.extensions.pipelines.picture_graph import Document, Item, PictureGraph
+from carpool.extensions.pipelines.settings import NAME, PipelineStep, read_document
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.link.door import Catalog, ModelEntry
 from carpool.memory.picture_leases import KEPT_FILE, LEASE_BYTES, cuts_bytes, write_cuts
-from carpool.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import crops, draw
 from carpool.vision.decode import Decoded, decode
@@ -110,29 +108,26 @@ class StepModel:
 
 
 def _on_device(steps: Sequence[StepModel]) -> bool:
-    """Returns whether all of them are asked by models that run beside each other and decode themselves: the
-    picture can stay there. What is made upright is cut here, and so is what a cascade's audit looks at
-    again."""
-    return all(
-        at.model.encoded and at.entry.traits.hosted and not at.step.crop.rectify and at.step.escalate is None
-        for at in steps
-    )
+    """Returns whether the models of all steps run beside each other and decode pictures themselves, so that
+    the picture can stay with them. What is rectified is cut out here."""
+    return all(at.model.encoded and at.entry.traits.hosted and not at.step.crop.rectify for at in steps)
 
 
 def _serving(step: PipelineStep, catalog: Catalog) -> ModelEntry | None:
-    """Returns who runs a step now."""
+    """Returns the version that runs a step now."""
     if step.version == -1:
         return catalog.newest.get(step.model)
     return catalog.entries.get((step.model, str(step.version)))
 
 
 class PipelineModel(PictureModel):
-    """Its first step's model, as far as the picture's way into the engine goes."""
+    """Acts as the model of its first step, as far as the picture's way into the engine goes."""
+
+    may_stay_on_device = True  # its picture, where the models of all steps can take it from there
 
     def __init__(self, entry: ModelEntry, steps: Sequence[StepModel], service: PictureService) -> None:
-        assert entry.vision is not None
         self.service = service
-        self.graph = PictureGraph(read_document(entry.vision["pipeline"]))
+        self.graph = PictureGraph(read_document(entry.extra[NAME]))
         self.steps = steps
         self._reader = self.graph.reader([at.model.task for at in steps])
         self.first = first = steps[self.graph.base].model
@@ -140,27 +135,22 @@ class PipelineModel(PictureModel):
         self.entry = entry
         self.keeps_pixels = True
         self._batched = False  # one picture, one answer
-        self.encoded = _on_device(steps)  # else its pixels are needed here
+        self.encoded = self.may_stay_on_device and _on_device(steps)  # else its pixels are needed here
         self.room_behind = LEASE_BYTES if self.encoded else 0
         self.quick = True  # what is answered is made on the way
-        self.options = {**self.options, EXPLAIN: EXPLAIN_OPTION}
-        self.cascade: Cascade | None = None
-        if any(step.escalate is not None for step in self.graph.steps):
-            counts = getattr(first.settings.table, "score", None) if str(self.task) == "detect" else None
-            self.cascade = Cascade(entry.name, self.graph, partial(service.row, entry), counts)
-            self.options[STEP] = self.cascade.option
+        self.own_options = {EXPLAIN: EXPLAIN_OPTION}  # besides those of its task
+        self.options = {**self.options, **self.own_options}
         self.outputs = (RequestedOutput("answer", binary=True),)
         self.assumes([f"{at.step.name}.{key}" for at in steps for key in at.model.settings.assumed])
         self._reduction = crops.reduction_to(self.graph.settings.keep_px)
 
     @classmethod
-    def found(cls, entry: ModelEntry, catalog: Catalog, service: PictureService) -> PipelineModel:
+    def found(cls, entry: ModelEntry, service: PictureService) -> Self:
         """Returns the pipeline with the models that run its steps now. Raises `Unavailable` while one is not
-        there."""
-        assert entry.vision is not None
+        loaded."""
         steps = []
-        for number, step in enumerate(read_document(entry.vision["pipeline"]).steps):
-            model = _serving(step, catalog)
+        for number, step in enumerate(read_document(entry.extra[NAME]).steps):
+            model = _serving(step, service.door.catalog)
             if model is None:
                 why = f"{entry.name} cannot run: {step.model}, which it needs, is not loaded"
                 raise Unavailable(why, reason="model-not-ready")
@@ -168,13 +158,13 @@ class PipelineModel(PictureModel):
         return cls(entry, steps, service)
 
     def is_current(self, catalog: Catalog) -> bool:
-        """The models of its steps are still those that serve."""
+        """Returns whether the models of its steps are still those that serve."""
         return all(_serving(at.step, catalog) is at.entry for at in self.steps)
 
     # ── in the place of a model ──
 
     def read_options(self, given: Mapping[str, object]) -> Options:
-        own = {name: option for name, option in self.options.items() if name in (EXPLAIN, STEP)}
+        own = self.own_options
         options = super().read_options({name: value for name, value in given.items() if name not in own})
         read = {name: option.read(name, str(given[name])) for name, option in own.items() if name in given}
         return replace(options, extra={**options.extra, **read}) if read else options

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Refused, Unavailable
+from carpool.extensions.cascades import cascade_steps
+from carpool.extensions.cascades.cascade_run import CascadeModel, CascadeRun
+from carpool.extensions.pipelines.pipeline_run import PipelineDoor
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
-from carpool.frontend.pictures import cascade_steps
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.pipeline_pictures import PipelineModel
-from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Ask, Handling, Sender
+from carpool.link.door import Ask, Handling, ModelEntry, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, TensorSpec, Timing
@@ -121,7 +121,8 @@ class Cascade:
             [TensorSpec("answer", Datatype.BYTES, (1,))],
             lambda _: {},
             max_batch=0,
-            vision={**vision, "pipeline": orjson.loads(orjson.dumps(asdict(settings)))},
+            vision=vision,
+            extra={"pipelines": orjson.loads(orjson.dumps(asdict(settings))), "cascades": {}},
         )
         self.door = FakeDoor(small, large, animals)
         self.door.held, self.door.admits = True, False
@@ -129,10 +130,10 @@ class Cascade:
         self.service = PictureService(self.door, 1, lambda _: self.counted.row)
         self.workers = LaterWorkers()
         self.service.workers = self.workers
+        self.service.renew(self.door.catalog, [self._model_of])
         entry = self.door.catalog.newest["animals"]
         model = self.service.model(entry)
-        assert isinstance(model, PipelineModel)
-        assert model.cascade is not None
+        assert isinstance(model, CascadeModel)
         self.cascade = model.cascade
         self.heard = Heard()
         self.answers = self.heard.answers
@@ -141,9 +142,12 @@ class Cascade:
         times = 0.0, INFINITY, Sender("camera")
         handling = Handling(0.01, content=self.pictures)
         ask = Ask(entry, self.pictures.head, slot, 0, *times, handling)
-        self.call = PipelineDoor().infer(ask, self.heard)
+        self.call = PipelineDoor(CascadeRun).infer(ask, self.heard)
         self.pictures.prepare(slot.view)
         self.call.ready(slot)
+
+    def _model_of(self, entry: ModelEntry) -> CascadeModel | None:
+        return CascadeModel.found(entry, self.service) if "cascades" in entry.extra else None
 
     def asked(self, name: str, *, background: bool = False) -> list[FakeCall]:
         return [call for call in self.door.calls if call.entry.name == name and call.background is background]
