@@ -184,6 +184,7 @@ class Extension:
     """What else its models cannot ask for, with the sentence that says why: another extension, as "registry",
     or one of its settings, as "registry.candidate". What is not listed works together. `{key}` stands for the
     other's key."""
+    no_step: str = ""  # why its models are no step of a model that is made of several, in words
     fields: tuple[str, ...] = ()  # of `ModelConfig`, which ask for it where they are set
     known_inputs: tuple[str, ...] = ()  # names of inputs; a model file that has one of them asks for it
     serving: str = ""  # place of a `ServingPart` (engine/models/serving_part.py)

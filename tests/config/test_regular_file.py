@@ -15,6 +15,7 @@ from carpool.config.file_metadata import read_metadata
 from carpool.config.fingerprint import content_digest, take_fingerprint
 from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.repository import find_models
+from carpool.config.settings_part import other_files
 from carpool.engine.profile.shared_profiles import ProfileFolder
 from carpool.errors import CarpoolError
 from carpool.extensions.drift.kept_pictures import read_index
@@ -50,7 +51,7 @@ def test_a_regular_file_is_read_up_to_a_size(tmp_path: Path) -> None:
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "model.toml": ("m/model.toml", lambda home: find_models([home])),
     "config.pbtxt": ("m/config.pbtxt", lambda home: find_models([home])),
-    "pipeline.toml": ("m/pipeline.toml", lambda home: find_models([home])),
+    **{name: (f"m/{name}", lambda home: find_models([home])) for name in other_files()},
     "rollout.toml": ("rollout.toml", lambda home: read_rollout_toml(home / "rollout.toml")),
     "registry": (".registry.json", read_state),
     "beside the weights": ("config.json", lambda home: read_metadata(home / "model.pt")),

@@ -8,6 +8,7 @@ import pytest
 
 from carpool.config.model import InstanceGroup, InstanceKind, Mode, ModelConfig
 from carpool.config.repository import ModelSource, find_models, find_places, read_model, with_promise
+from carpool.config.settings_part import other_files
 from carpool.config.toml import toml_config
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
@@ -72,7 +73,8 @@ def test_folders_without_a_model_are_named_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_serve(tmp_path: Path) -> None:
-    assert "no models: looked for config.pbtxt, model.toml, pipeline.toml, model.onnx" in refused(tmp_path)
+    others = "".join(f"{name}, " for name in other_files())
+    assert f"no models: looked for config.pbtxt, model.toml, {others}model.onnx" in refused(tmp_path)
     assert "no such file or folder" in refused(tmp_path / "missing")
     touch(tmp_path, "x.txt")
     assert "not a model file" in refused(tmp_path / "x.txt")

@@ -131,7 +131,7 @@ def sharing(step_of_second: int) -> tuple[Scheduler, Scheduler]:
     arbiter = Arbiter()
     for step, core in ((0, one), (step_of_second, other)):
         turn = arbiter.join(core, list(core.instances))
-        turn.pipelines, turn.step = frozenset({"street"}), step
+        turn.step_of, turn.step = frozenset({"street"}), step
     return one, other
 
 

@@ -134,7 +134,7 @@ async def held(link: Joined, client: Client, model: str, x: np.ndarray) -> list[
     return link.engine.waiting
 
 
-def test_a_second_attempt_that_says_something_of_itself_is_no_step_of_a_pipeline() -> None:
+def test_a_second_attempt_that_says_something_of_itself_is_part_of_no_group() -> None:
     """Each flag of a request is a bit of its own: any client can set this one, with a header."""
 
     async def main() -> None:

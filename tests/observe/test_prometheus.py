@@ -222,35 +222,3 @@ def test_the_sums_of_times_can_be_switched_off() -> None:
         for phase in ("request", "queue", "compute_input", "compute_infer", "compute_output")
     }
     assert chosen(SWITCHES) == FAMILIES
-
-
-def test_steps_of_pipelines_have_rows_of_their_own(table: Table) -> None:
-    row = table.block(0).row(table.directory.assign("street", "1\0kind"))
-    row.observe(columns.QUEUE_SECONDS, 0.004)
-    row.observe(columns.FAN_OUT, 0.0)
-    row.observe(columns.FAN_OUT, 3.0)
-    labels = {"pipeline": "street", "version": "1", "step": "kind"}
-    metrics = parsed(table)
-    samples = {
-        (s.name, s.labels.get("phase"), s.labels.get("le")): s for m in metrics.values() for s in m.samples
-    }
-    none = samples["carpool_pipeline_fan_out_bucket", None, "0.0"]
-    assert (none.value, {**none.labels, "le": ""}) == (1.0, {**labels, "le": ""})
-    assert samples["carpool_pipeline_step_duration_seconds_count", "queue", None].value == 1.0
-    assert samples["carpool_pipeline_step_duration_seconds_count", "infer", None].value == 0.0
-    assert all(row.model != "street" for row in table.models())  # it is no model
-
-
-def test_a_cascade_says_who_answered_and_whether_they_agree(table: Table, row: Row) -> None:
-    assert not any(name.startswith("carpool_cascade") for name in parsed(table))
-    row.add(columns.by_word("cascades", "answered")["cheap"], 3)
-    row.add(columns.single("cascades", "saved"), 1.5)
-    metrics = parsed(table)
-    assert value(metrics, "carpool_cascade_total", **MODEL, by="cheap") == 3
-    assert value(metrics, "carpool_cascade_total", **MODEL, by="degraded") == 0
-    assert value(metrics, "carpool_cascade_saved_seconds_total", **MODEL) == 1.5
-    assert "carpool_cascade_agreement" not in metrics
-    row.add(columns.by_word("cascades", "audits")["same"], 3)
-    row.add(columns.by_word("cascades", "audits")["differs"])
-    row.add(columns.by_word("cascades", "audits")["skipped"], 5)
-    assert value(parsed(table), "carpool_cascade_agreement", **MODEL) == 0.75

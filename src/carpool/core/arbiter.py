@@ -53,13 +53,13 @@ class ModelTurn(DeviceTurn):
         self.tag = 0.0  # device time it has had, over its weight
 
     def goes_before(self, other: ModelTurn) -> bool:
-        """It need not wait for the other when it matters: it is a later step of a pipeline of both, or what a
-        cascade answers with where the other has no time."""
+        """Returns whether it goes first when it matters: it is a later step of the same model, or requests
+        are answered with it alone where the other has no time."""
         if not self.cheap_of.isdisjoint(other.big_of):
             return True
         if not self.big_of.isdisjoint(other.cheap_of):
             return False
-        return self.step > other.step and not self.pipelines.isdisjoint(other.pipelines)
+        return self.step > other.step and not self.step_of.isdisjoint(other.step_of)
 
     def precedes(self, other: ModelTurn, now: float) -> bool:
         """The same for this moment: a big model goes first while the cheap one has time to spare."""

@@ -30,14 +30,14 @@ class BatchTurn:
 class DeviceTurn(BatchTurn):
     """A model's place on a shared device (see arbiter.py): its instances there ask before they run."""
 
-    __slots__ = ("big_of", "cheap_of", "device", "pipelines", "step")
+    __slots__ = ("big_of", "cheap_of", "device", "step", "step_of")
 
     def __init__(self, device: object) -> None:
         self.device = device  # turns with the same one run one after the other; None: with nobody
-        self.pipelines: frozenset[str] = frozenset()  # that it is a step of
+        self.step_of: frozenset[str] = frozenset()  # models whose steps it is one of
         self.step = 0  # its place among the steps of those; the highest where it has several
-        self.cheap_of: frozenset[str] = frozenset()  # cascades whose promise rests on it
-        self.big_of: frozenset[str] = frozenset()  # cascades that do without it under load
+        self.cheap_of: frozenset[str] = frozenset()  # models of steps whose promise rests on it
+        self.big_of: frozenset[str] = frozenset()  # models of steps that are answered without it under load
 
     def granted(self, now: float) -> bool:
         """May a batch of this model start now? A model that may not is woken when that changes."""

@@ -343,6 +343,7 @@ carpool_cascade_saved_seconds_total  counter  some   cell:saved    Time of the l
     ),
     Extension(
         name="pipelines",
+        no_step="is a pipeline, which only front ends run: no step can be one",
         verbs={"pipeline": _PIPELINE_VERB},
         file="pipeline.toml",
         settings="pipeline_toml:PART",
@@ -356,11 +357,21 @@ carpool_cascade_saved_seconds_total  counter  some   cell:saved    Time of the l
         },
         serving="engine:SERVING",
         pictures="page:PICTURES",
+        columns=(Columns("crops", words=("device", "cpu")),),
+        metrics="""
+carpool_pipeline_step_duration_seconds  histogram step:pipeline phase:STEP_PHASES  Time of requests in a step of a pipeline: waiting for a batch, in the batch, and before it if its crops are cut.
+carpool_pipeline_fan_out                histogram step:pipeline all:FAN_OUT        Images per request in a step.
+carpool_pipeline_later_seconds          gauge     step:pipeline cell:STEP_LATER    Part of the SLO that requests in this step leave to the later steps now.
+carpool_pipeline_shed_total             counter   step:pipeline reason:SHED        Requests that the scheduler chose not to run in this step, by reason.
+carpool_pipeline_wasted_total           counter   step:pipeline cell:STEP_WASTED   Requests that this step ran and that were given up later.
+carpool_pipeline_device_pictures_total  counter   some          crops:crops        Images of a pipeline that a device decoded, by where later steps cut their crops: there, or on the CPU for lack of device memory.
+""",  # noqa: E501
         front="front:front",
         engine="engine:engine",
     ),
     Extension(
         name="sequences",
+        no_step="takes sequences, and requests of a step belong to none",
         owns=("sequences",),
         triton=("sequence_batching",),
         settings="settings_reader:PART",
@@ -379,6 +390,7 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     ),
     Extension(
         name="streams",
+        no_step="is decoupled, and a step needs exactly one response",
         routes=(_GENERATE,),
         fields=("decoupled",),
         settings="settings:PART",
@@ -393,6 +405,7 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     ),
     Extension(
         name="text",
+        no_step="writes token by token, and no step does that",
         needs=("torch",),
         owns=("generate", "encoder", "decoder", "ttft_ms", "per_token_ms"),
         settings="settings_reader:PART",

@@ -166,7 +166,7 @@ class RemoteCall:
 
 
 class RemoteBooking:
-    """Implements `PipelineBooking`, over the link that it began on."""
+    """Implements `RequestGroup`, over the link that it began on."""
 
     __slots__ = ("_link", "_number", "begun", "entry")
 

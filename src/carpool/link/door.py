@@ -289,18 +289,18 @@ class Answer:
     taken: bool = False  # the answer is being written, and its writer releases what is held
 
 
-class PipelineBooking(Protocol):
-    """One request on its way through the steps of a pipeline, as the engine knows it: its gate lets all of it
-    in or none, and it learns what the later steps take. Whoever carries the request says where it is."""
+class RequestGroup(Protocol):
+    """Represents several requests that answer one client, step by step. The gate lets all of them in or none,
+    and the engine learns what the later steps take. Its front end says how far it is."""
 
-    entry: ModelEntry  # the pipeline's
+    entry: ModelEntry  # of the model that is made of these steps
     begun: bool  # the engine has heard of it
 
     def reaches(self, step: int, images: int) -> None:
-        """The step, which is not the first, is about to be asked so much; nothing: it is over."""
+        """Says that a step, which is not the first, is about to get so many images; with none, it is over."""
 
     def over(self, *, answered: bool) -> None:
-        """The last that is said of it; what comes after that is not heard."""
+        """Says that it has ended; what is said after that has no effect."""
 
 
 class Call(Protocol):
@@ -353,8 +353,8 @@ class Handling(NamedTuple):
     was no slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
     `sender` and the request's own options mean nothing then.
 
-    With a `booking` it is one step of that: the pipeline's promise holds for it, counted from `arrived`, less
-    what the later steps take; the first that comes with a booking is what the gate decides about.
+    With a `booking` it is part of that group: the group's promise holds for it, counted from `arrived`, less
+    what the later steps take. The gate decides about the first request of a group.
 
     The answers of a decoupled model are taken `in_parts`; one that writes may be asked without, and then
     gives all of its text at once.
@@ -364,7 +364,7 @@ class Handling(NamedTuple):
     in_parts: bool = False
     background: bool = False
     content: Content | None = None  # what is still to be put into the slot, as the front end knows it
-    booking: PipelineBooking | None = None
+    booking: RequestGroup | None = None
     step: int = 0
 
 
@@ -452,8 +452,9 @@ class Door(Protocol):
         """Run a request. Its slot belongs to the call from here on, unless this raises; `hears` is called
         back in the loop's thread, never before this returns."""
 
-    def begin_booking(self, entry: ModelEntry) -> PipelineBooking:
-        """Through this pipeline; the engine hears of it with its first step."""
+    def begin_booking(self, entry: ModelEntry) -> RequestGroup:
+        """Begins a group of requests for a model that is made of steps; the engine hears of it with the first
+        of them."""
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Asks the engine a question that is not an inference (statistics, load, unload …): JSON in and

@@ -100,7 +100,6 @@ MODEL_STATES: Mapping[str, int] = {"ready": 0, "loading": 1, "unloading": 2, "fa
 """Not in the table: a model that failed has no row. Their places in what is read for the metrics page."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
-CROPS_FROM_WORDS = ("device", "cpu")
 AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
 FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
 SLOT_WORDS = ("used", "free")
@@ -159,12 +158,11 @@ STEP_WIDTH = _layout.histogram(BATCH_BOUNDS)
 TOKENS = _layout.counter()
 SLOTS: Mapping[str, Column] = _layout.by_word(SLOT_WORDS, gauges=True)
 
-# A step of a pipeline, which has a row of its own. Its phases are counted as those of a model: the queue, the
-# batch, and in POST_SECONDS what its front end does between its source's end and its own beginning.
+# A step of a model that is made of several, which has a row of its own. Its phases are counted as those of a
+# model: the queue, the batch, and in POST_SECONDS the time between its source's end and its own beginning.
 FAN_OUT = _layout.histogram(FAN_OUT_BOUNDS)
 STEP_LATER = _layout.gauge(largest=True)
 STEP_WASTED = _layout.counter()
-CROPS_FROM: Mapping[str, Column] = _layout.by_word(CROPS_FROM_WORDS)  # of the pipeline, not of a step
 STEP_PHASES: Mapping[str, HistogramColumns] = {
     "between": POST_SECONDS,
     "queue": QUEUE_SECONDS,

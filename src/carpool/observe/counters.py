@@ -234,7 +234,7 @@ class ModelCells:
     model: str
     version: str
     cells: Cells
-    step: str = ""  # of a pipeline
+    step: str = ""  # of a model that is made of several
     slot: CounterRow = field(default_factory=lambda: CounterRow(0, 0))
 
 
@@ -284,7 +284,7 @@ class Table:
         return self._rows(steps=False)
 
     def steps(self) -> list[ModelCells]:
-        """Returns those of pipelines: their rows have the step's name behind the version."""
+        """Returns those of steps: their rows have the step's name behind the version."""
         return self._rows(steps=True)
 
     def _rows(self, *, steps: bool) -> list[ModelCells]:

@@ -81,7 +81,7 @@ class Scope(enum.Enum):
 
     MODEL = "model"  # model, version
     SOME = "some"  # the same, of those models alone of which some number is not 0
-    STEP = "step"  # pipeline, version, step
+    STEP = "step"  # model, version, step; "step:NAME" gives the first label another name
     SERVER = "server"
     HOST = "host"
     GPU = "gpu"  # gpu_uuid
@@ -104,6 +104,7 @@ class MetricFamily:
     histograms: Mapping[str, HistogramColumns] = field(
         default_factory=dict
     )  # with labels beyond those of the scope
+    of: str = "model"  # the label with the model's name, of scope step
     states: tuple[str, str] = ("", "")  # of scope source: the extension, and what these states are of
 
 
@@ -160,12 +161,6 @@ carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  
 carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Queries to that server that timed out.
 carpool_spare_total                      counter   model  result:BACKGROUND          Background work in free time: run, or skipped because there was none.
 carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state of a version of a model, else 0; a model that failed before its versions were read has an empty version.
-carpool_pipeline_step_duration_seconds   histogram step   phase:STEP_PHASES     Time of requests in a step of a pipeline: waiting for a batch, in the batch, and before it if its crops are cut.
-carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           Images per request in a step.
-carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       Part of the SLO that requests in this step leave to the later steps now.
-carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
-carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran and that were given up later.
-carpool_pipeline_device_pictures_total   counter   some   crops:CROPS_FROM      Images of a pipeline that a device decoded, by where later steps cut their crops: there, or on the CPU for lack of device memory.
 carpool_text_first_token_seconds         histogram some   all:FIRST_TOKEN_SECONDS From a request to the first token of its response, of a model that writes text.
 carpool_text_token_seconds               histogram some   all:TOKEN_SECONDS     From one token of a response to the next.
 carpool_text_encode_size                 histogram some   all:ENCODE_SIZE       Images that were encoded together.
@@ -189,7 +184,8 @@ def _read(line: str, extension: str = "") -> MetricFamily:
     name, kind, scope, source, meaning = line.split(maxsplit=4)
     how, _, cells = source.rpartition(":")
     column: Any = columns.OF_EXTENSIONS.get((extension, cells)) or getattr(columns, cells, None)
-    family = MetricFamily(name, kind, meaning, Scope(scope), {}, states=(extension, cells))
+    scope, _, of = scope.partition(":")
+    family = MetricFamily(name, kind, meaning, Scope(scope), {}, of=of or "model", states=(extension, cells))
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
@@ -291,10 +287,6 @@ class Exposition:
         rows: Mapping[Scope, Sequence[_Labelled]] = {
             Scope.MODEL: of_models,
             Scope.SOME: of_models,
-            Scope.STEP: [
-                (_labels(pipeline=row.model, version=row.version, step=row.step), row.cells)
-                for row in self._table.steps()
-            ],
             Scope.SERVER: [("", self._table.server())],
             Scope.HOST: [("", self._host.read())],
             Scope.GPU: [(_labels(gpu_uuid=uuid), reading) for uuid, reading in self._gpus.read()],
@@ -304,10 +296,16 @@ class Exposition:
             ],
             Scope.BUILD: [(self._build, ())],
         }
+        steps = self._table.steps()
         examples = self._examples(models) if openmetrics else {}
         for family in self._families:
             head = _open_head(family) if openmetrics else _head(family.name, family.kind, family.help)
-            read = self._sources(family) if family.scope is Scope.SOURCE else rows[family.scope]
+            if family.scope is Scope.SOURCE:
+                read = self._sources(family)
+            elif family.scope is Scope.STEP:
+                read = _of_steps(family, steps)
+            else:
+                read = rows[family.scope]
             for lines in _family(family, read, head, examples):
                 yield ("\n".join(lines) + "\n").encode()
         if openmetrics:
@@ -335,6 +333,12 @@ class Exposition:
 
 def _head(name: str, kind: str, meaning: str) -> list[str]:
     return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+
+
+def _of_steps(family: MetricFamily, steps: Iterable[ModelCells]) -> Sequence[_Labelled]:
+    return [
+        (_labels(**{family.of: row.model}, version=row.version, step=row.step), row.cells) for row in steps
+    ]
 
 
 def _open_head(family: MetricFamily) -> list[str]:

@@ -173,7 +173,7 @@ def _text_counts(cells: Cells) -> Document | None:
 
 
 def step_counts(step: str, cells: Cells) -> Document:
-    """Returns the counts of a step of a pipeline: how often and how long each of its phases was, and how many
+    """Returns the counts of a step: how often and how long each of its phases was, and how many
     images it got."""
     phases = {name: _summed(cells, histogram) for name, histogram in columns.STEP_PHASES.items()}
     later = round(cells[columns.STEP_LATER], 6)

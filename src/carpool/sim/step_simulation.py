@@ -161,7 +161,7 @@ class StepSimulation:
             for number, core in enumerate(self.schedulers):
                 turn = arbiter.join(core, list(core.instances))
                 if self._promise:
-                    turn.pipelines, turn.step = _SIMULATED, number
+                    turn.step_of, turn.step = _SIMULATED, number
                 if self._quick and steps[number].after:
                     turn.big_of = _SIMULATED
                 elif self._quick:

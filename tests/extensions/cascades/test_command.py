@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
+from carpool.demo import bundled_models
 from carpool.errors import InvalidInput
 from carpool.extensions.cascades.command import write_threshold
 from cli_run import CliResult, run_cli
@@ -208,3 +209,25 @@ def test_what_is_no_cascade_or_has_too_few_pictures_is_refused(repository: Path,
     (tmp_path / "pipeline.toml").write_text(plain)
     assert "no cascade" in tune(tmp_path, "--pictures", tmp_path).stderr
     assert "give PIPELINE" in tune("--pictures", tmp_path).stderr
+
+
+def test_a_cascade_is_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "animals"
+    folder.mkdir()
+    (folder / "pipeline.toml").write_text(
+        '[[step]]\nname = "quick"\nmodel = "efficientnet_lite0"\n'
+        '[[step]]\nname = "sure"\nmodel = "efficientnet_lite0"\n'
+        'escalate = { from = "quick", by = "margin", below = 0.62 }\n'
+        '[answer]\nunder_load = "quick"\n'
+    )
+    done = run_cli(["pipeline", "check", str(folder), "--models", str(bundled_models())])
+    assert done.exit_code == 0, done.stderr
+    for words in (
+        "└─ quick: efficientnet_lite0, classify",
+        "└─ where its margin is below 0.62:",
+        "└─ sure: efficientnet_lite0, classify",
+        "answer: that of sure if it runs, else of quick",
+        "no time for sure: the response of quick, marked as degraded",
+    ):
+        assert words in done.stdout
+    assert "keeps" not in done.stdout

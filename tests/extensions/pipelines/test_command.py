@@ -68,25 +68,3 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, old: str, new: str,
     assert done.exit_code == 2
     assert words in done.stderr
     assert check(tmp_path).exit_code == 2
-
-
-def test_a_cascade_is_drawn(tmp_path: Path) -> None:
-    folder = tmp_path / "animals"
-    folder.mkdir()
-    (folder / "pipeline.toml").write_text(
-        '[[step]]\nname = "quick"\nmodel = "efficientnet_lite0"\n'
-        '[[step]]\nname = "sure"\nmodel = "efficientnet_lite0"\n'
-        'escalate = { from = "quick", by = "margin", below = 0.62 }\n'
-        '[answer]\nunder_load = "quick"\n'
-    )
-    done = check(folder)
-    assert done.exit_code == 0, done.stderr
-    for words in (
-        "└─ quick: efficientnet_lite0, classify",
-        "└─ where its margin is below 0.62:",
-        "└─ sure: efficientnet_lite0, classify",
-        "answer: that of sure if it runs, else of quick",
-        "no time for sure: the response of quick, marked as degraded",
-    ):
-        assert words in done.stdout
-    assert "keeps" not in done.stdout

@@ -126,7 +126,7 @@ class DeviceRun(CarriedRun):
         self.call = PipelineDoor().infer(ask, self.heard)
 
     def counted(self, where: str) -> float:
-        return float(self.row._cells[columns.CROPS_FROM[where]])
+        return float(self.row._cells[columns.by_word("pipelines", "crops")[where]])
 
     def check_nothing_is_left(self) -> None:
         super().check_nothing_is_left()

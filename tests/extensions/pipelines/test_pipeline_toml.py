@@ -149,3 +149,13 @@ def test_what_is_wrong_is_named_with_its_line(text: str, words: str) -> None:
         read(text)
     assert str(PATH) in str(raised.value)
     assert words in str(raised.value)
+
+
+def test_what_a_parser_would_build_is_limited_before() -> None:
+    for text, line, why in (
+        (f"\n{'.'.join(['a'] * 20_000)} = 1", 2, "a key of more than 32 parts"),
+        ("[[a]]\n" * 60_000, 50_001, "more than 100000 values"),
+    ):
+        with pytest.raises(ConfigError) as found:
+            pipeline_config(text, Path("m/pipeline.toml"), "m")
+        assert str(found.value).startswith(f"m/pipeline.toml:{line}: {why}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.model import ModelStep
 from carpool.config.repository import ModelVersion
 from carpool.core.job import INFINITY
@@ -69,7 +70,7 @@ class SteppedRuntime(Runtime, Generic[SteppedT]):
         """Where steps share a device, the later one goes first, for as long as this is loaded."""
         own = {self.served.name}
         for turn in self._turns:
-            turn.pipelines -= own
+            turn.step_of -= own
             turn.cheap_of, turn.big_of = turn.cheap_of - own, turn.big_of - own
         self._turns = []
         depths: list[int] = []
@@ -77,11 +78,11 @@ class SteppedRuntime(Runtime, Generic[SteppedT]):
             depths.append(max((depths[before] + 1 for before in leaf.after), default=0))
             for instance in leaf.scheduler.instances:
                 if instance.turn is not None and instance.turn not in self._turns:
-                    instance.turn.pipelines |= own
+                    instance.turn.step_of |= own
                     instance.turn.step = max(instance.turn.step, depths[-1])
                     self._turns.append(instance.turn)
             if leaf.optional and binding is not None:
-                _mark_cascade(own, leaf, binding.leaves)
+                _mark_optional(own, leaf, binding.leaves)
 
     def _found(self, step: ModelStep) -> tuple[int, Served, Route]:
         at = step.at
@@ -94,16 +95,11 @@ class SteppedRuntime(Runtime, Generic[SteppedT]):
         if found is None:
             raise Unavailable(f"{at}: {step.model} is not loaded", reason="not-ready")
         config, hosted = found[1].config, found[1].hosted
-        unfit = {
-            "writes token by token, and no step does that": found[1].writes,
-            "is decoupled, and a step needs exactly one response": config.decoupled,
-            "takes sequences, and requests of a step belong to none": config.asks("sequences"),
-            "is a pipeline, which only front ends run: no step can be one": config.asks("pipelines"),
-            "runs in a process that only a server reaches": hosted and self._models.memory is None,
-        }
-        for why, given in unfit.items():
-            if given:
-                raise ConfigError(f"{at}: {step.model} {why}")
+        unfit = [one.no_step for one in asked_extensions(config) if one.no_step]
+        if hosted and self._models.memory is None:
+            unfit.insert(0, "runs in a process that only a server reaches")
+        if unfit:
+            raise ConfigError(f"{at}: {step.model} {unfit[-1]}")
         return found
 
     # ---- while it serves --------------------------------------------------------------------------------
@@ -164,9 +160,9 @@ class SteppedRuntime(Runtime, Generic[SteppedT]):
 _LOOK_S = 0.01
 
 
-def _mark_cascade(name: set[str], big: Step, leaves: Sequence[Step]) -> None:
-    """Where they share a device, the cheap model goes first when it has to: what waits for the other can do
-    without it."""
+def _mark_optional(name: set[str], big: Step, leaves: Sequence[Step]) -> None:
+    """Marks a step that requests may be answered without. Where it shares a device with the step before it,
+    that one goes first when it has to."""
     for instance in big.scheduler.instances:
         if instance.turn is not None:
             instance.turn.big_of |= name

@@ -47,7 +47,7 @@ from carpool.extensions.pipelines.run_steps import (
     release_all,
     told,
 )
-from carpool.extensions.pipelines.settings import WITHOUT
+from carpool.extensions.pipelines.settings import NAME, WITHOUT
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import explained
 from carpool.link.door import Answer, Ask, Call, Hears
@@ -59,6 +59,7 @@ from carpool.vision.picture_answers import DEFAULT, Options
 from carpool.wire.v2 import RequestHead
 
 _WHOLE = (Item(),)
+_CROPS = columns.by_word(NAME, "crops")
 _FEW = 4  # answers of few numbers each: read in less time than a thread takes to wake up
 
 
@@ -330,7 +331,7 @@ class PipelineRun:
         if not any(items for _, items in following):
             return True
         counted = self._model.service.row(self._model.entry)
-        counted.add(columns.CROPS_FROM["device" if device.kept else "cpu"])
+        counted.add(_CROPS["device" if device.kept else "cpu"])
         if device.kept:
             return True
         decode, slot = device.borrowed(self._model.decoded)

@@ -22,7 +22,7 @@ import orjson
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry, PipelineBooking
+from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry, RequestGroup
 from carpool.observe.logs import logger
 
 _FLUSH_S = 1.0
@@ -191,7 +191,7 @@ class RecordingDoor:
     def serving(self) -> bool:
         return self._door.serving
 
-    def begin_booking(self, entry: ModelEntry) -> PipelineBooking:
+    def begin_booking(self, entry: ModelEntry) -> RequestGroup:
         return self._door.begin_booking(entry)
 
     def turned_away(
