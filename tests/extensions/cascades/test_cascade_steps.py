@@ -150,7 +150,11 @@ class Cascade:
         return CascadeModel.found(entry, self.service) if "cascades" in entry.extra else None
 
     def asked(self, name: str, *, background: bool = False) -> list[FakeCall]:
-        return [call for call in self.door.calls if call.entry.name == name and call.background is background]
+        return [
+            call
+            for call in self.door.calls
+            if call.entry.name == name and call.handling.background is background
+        ]
 
     def go_on(self, big_fails: CarpoolError | None = None, cheap_fails: CarpoolError | None = None) -> None:
         """To the end; background work, too."""
@@ -162,7 +166,7 @@ class Cascade:
             running = [call for call in self.door.calls if not (call.cancelled or call.answered)]
             if not running:
                 break
-            running[0].finish(None if running[0].background else fails[running[0].entry.name])
+            running[0].finish(None if running[0].handling.background else fails[running[0].entry.name])
         assert self.door.slots_in_use == []
         assert self.service._kept == 0
         (trip,) = self.door.trips
