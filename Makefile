@@ -10,10 +10,12 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test hunt browser redis check sizes format bench gpu conformance mlflow fleet s3 ray engines wheel compiled site tutorials release docs proto clean
+.PHONY: help setup serve test check bench release conformance compiled engines fleet gpu hunt mlflow needs ray s3 site wheel clean
 
 help: ## show this help
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | awk -F ':.* ## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@echo 'more:'
+	@grep -hE '^[a-z]+:.* #\+ ' $(MAKEFILE_LIST) | awk -F ':.* #[+] ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with everything the project needs
 
@@ -37,45 +39,19 @@ endef
 serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
-test: setup browser redis ## run the tests, but for the long ones of make conformance
+test: setup needs ## run the tests, but for the long ones of make conformance
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-hunt: setup browser redis ## look for tests that fail now and then, for an hour (ARGS=--help)
+hunt: setup needs #+ look for tests that fail now and then, for an hour (ARGS=--help)
 	@$(BIN)/python tools/hunt.py $(ARGS)
 
-# The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
-browser:
-	@[ "$$CARPOOL_NO_BROWSER" = 1 ] || [ -n "$$CARPOOL_CHROMIUM" ] \
-	  || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null \
-	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	       && echo "no Chromium: installing the system's package chromium with apt-get, for the console's tests" \
-	       && echo "(CARPOOL_NO_BROWSER=1 goes without; CARPOOL_CHROMIUM=PATH names another browser)" \
-	       && { apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1 \
-	            || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; }; }; } \
-	  || echo "no Chromium: install one, or set CARPOOL_NO_BROWSER=1 to leave the console's page untested"
-
-# What front ends share is tested with a real Redis server. Without one those tests fail, unless CARPOOL_NO_REDIS=1 says to
-# go without. The package would start a server of its own: RUNLEVEL=1 keeps it from that.
-redis:
-	@[ "$$CARPOOL_NO_REDIS" = 1 ] || command -v redis-server >/dev/null \
-	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	       && echo "no Redis: installing the system's package redis-server with apt-get, for the shared cache's tests" \
-	       && echo "(CARPOOL_NO_REDIS=1 goes without)" && export RUNLEVEL=1 \
-	       && { apt-get install -qq -y --no-install-recommends redis-server >/dev/null 2>&1 \
-	            || { apt-get update -qq && apt-get install -qq -y --no-install-recommends redis-server >/dev/null; }; }; } \
-	  || echo "no Redis: install redis-server, or set CARPOOL_NO_REDIS=1 to leave the shared cache untested"
+needs:
+	@tools/test_needs.sh
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-sizes: setup ## list the files and functions that are long
-	@$(BIN)/python tools/report_sizes.py
-
-format: setup ## rewrite the code in the project's format
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
 
 bench: setup ## the quick form of every benchmark
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
@@ -83,29 +59,25 @@ bench: setup ## the quick form of every benchmark
 # Everything that needs a CUDA device, within ten minutes: the tests that are skipped without one, and the benchmark.
 GPU_PYTHON ?= $(BIN)/python
 GPU_OUT ?= build/gpu
-gpu: ## the tests that need a CUDA device, and benchmarks/gpu.py (GPU_PYTHON=python3: with what that has installed)
+gpu: #+ the tests that need a CUDA device, and benchmarks/gpu.py (GPU_PYTHON=python3: with what that has installed)
 	[ $(GPU_PYTHON) != $(BIN)/python ] || $(MAKE) setup
 	$(GPU_PYTHON) -m pytest -q -m gpu $$(grep -rl 'mark\.gpu' tests)
 	$(GPU_PYTHON) benchmarks/gpu.py --out $(GPU_OUT) --networks resnet50,vit_b_16 --seconds 2 --clients 512 \
 	  --street-clients 384 --sections jpeg,tensor,light,start,promise,pipeline,onnx
 
-conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
+conformance: setup #+ Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)
 
-tutorials: setup ## follow the quickstart and every tutorial to its end, as make conformance does
-	$(BIN)/python -m pytest -q -m conformance -k tutorial -n $(CORES) tests/test_examples.py
-
-mlflow: setup ## an environment with MLflow, for its tests in make conformance, which installs it too
-	@PYTHONPATH=tests $(BIN)/python -m conformance.mlflow_venv
-
-fleet: setup ## balancers, kubectl and promtool, for the tests of deploy/ and benchmarks/fleet.py
-	@PYTHONPATH=tests $(BIN)/python -m conformance.fleet_engines
-
-s3: setup ## two S3 servers, for the tests of s3:// in make conformance, which installs them too
-	@PYTHONPATH=tests $(BIN)/python -m conformance.s3_servers
+# Programs and environments that some tests and benchmarks need. The tests of make conformance install them, too.
+MODULE_fleet := fleet_engines
+MODULE_mlflow := mlflow_venv
+MODULE_ray := ray_venv
+MODULE_s3 := s3_servers
+fleet mlflow ray s3: setup
+	@PYTHONPATH=tests $(BIN)/python -m conformance.$(MODULE_$@)
 
 SITE := build/site-venv
-site: ## the documentation as a site in build/site, with warnings as errors
+site: #+ the documentation as a site in build/site, with warnings as errors
 	@[ -x $(SITE)/bin/mkdocs ] || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --quiet \
 	  --disable-pip-version-check --requirement docs/site/requirements.txt; }
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --config-file docs/site/mkdocs.yml
@@ -120,7 +92,7 @@ release: ## sdist and both wheels in dist/, built twice, checked, each installed
 # What is compiled lies in build/objects and in the wheel, never beside the sources, where it would run in their place.
 WHEEL := build/wheel-venv
 HOOK_NEEDS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["dependencies"])
-wheel: ## a wheel for this machine and Python in dist/, its hot modules compiled by mypyc; takes a C compiler and minutes
+wheel: #+ a wheel for this machine and Python in dist/, its hot modules compiled by mypyc; takes a C compiler and minutes
 	@$(PYTHON) tools/compile_modules.py
 	@[ -x $(WHEEL)/bin/pyproject-build ] || { $(PYTHON) -m venv $(WHEEL) && $(WHEEL)/bin/python -m pip install --quiet \
 	  --disable-pip-version-check build hatchling $$($(PYTHON) -c '$(HOOK_NEEDS)'); }
@@ -130,7 +102,7 @@ wheel: ## a wheel for this machine and Python in dist/, its hot modules compiled
 # The wheel over the packages of .venv. A stand-in that compiled code takes for no part of it marks its test `interpreted`.
 COMPILED_TESTS ?= tests
 COMPILED := build/compiled
-compiled: setup browser redis wheel ## an environment with that wheel in build/compiled, and the tests (COMPILED_TESTS=…) there
+compiled: setup needs wheel #+ an environment with that wheel in build/compiled, and the tests (COMPILED_TESTS=…) there
 	rm -rf $(COMPILED) && $(PYTHON) -m venv $(COMPILED)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_interpreted.pth
@@ -140,21 +112,10 @@ compiled: setup browser redis wheel ## an environment with that wheel in build/c
 	$(COMPILED)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m "not conformance and not interpreted" $(COMPILED_TESTS)
 
-ray: setup ## an environment with Ray, for its tests in make conformance, which installs it too, and benchmarks/ray_fleet.py
-	@PYTHONPATH=tests $(BIN)/python -m conformance.ray_venv
-
 ENGINES := $(VENV)/conformance/engines/bin/python
-engines: setup ## an environment with TensorFlow and transformers, the backends' tests in it; benchmarks/zoo.py runs there
+engines: setup #+ an environment with TensorFlow and transformers, the backends' tests in it; benchmarks/zoo.py runs there
 	@PYTHONPATH=tests $(BIN)/python -m conformance.engines_venv
 	$(ENGINES) -m pytest -n $(CORES) tests/backends
 
-docs: setup ## redraw the pictures in docs/
-	$(BIN)/python docs/draw.py
-
-PROTO := src/carpool/wire/proto
-proto: setup ## write the message descriptors again after a change of a .proto file
-	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --descriptor_set_out=$(PROTO)/descriptors.binpb \
-	  model_config.proto grpc_service.proto health.proto
-
-clean: ## remove what the other targets made
+clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,4 +1,4 @@
-"""Draws every picture of the documentation, with the project's own simulator: `make docs`.
+"""Draws every picture of the documentation, with the project's own simulator: `python docs/draw.py`.
 
 Everything here runs in virtual time from fixed seeds, so that the same code draws the same pictures.
 """

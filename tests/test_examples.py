@@ -58,7 +58,7 @@ ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
 
 
 def name_of(page: Path) -> str:
-    """For `make tutorials`, which follows those alone."""
+    """Names those that `pytest -m conformance -k tutorial tests/test_examples.py` follows alone."""
     followed = page.parent.name == "tutorials" or page.name in ("quickstart.md", "text.md", "video.md")
     return f"tutorial-{page.name}" if followed else page.name
 

@@ -1,8 +1,13 @@
 """Triton's messages and gRPC's health messages, as classes made from the .proto files in this folder.
 
-`make proto` writes descriptors.binpb from them (libprotoc 33.5); no code is generated, so that any protobuf
-from 5.27 on can read it. The classes live in a pool of their own: a process that also uses a Triton client
-has messages of the same names in the default pool, and protobuf allows a name only once per pool.
+In this folder, this writes descriptors.binpb from them (libprotoc 33.5):
+
+    python -m grpc_tools.protoc -I . --descriptor_set_out=descriptors.binpb \\
+        model_config.proto grpc_service.proto health.proto
+
+No code is generated, so that any protobuf from 5.27 on can read it. The classes live in a pool of their own:
+a process that also uses a Triton client has messages of the same names in the default pool, and protobuf
+allows a name only once per pool.
 """
 
 from __future__ import annotations
