@@ -40,7 +40,7 @@ def start_message(service: HttpService, _head: HttpHead, _variables: Variables) 
 
 def _answer(service: HttpService, exchange: Exchange, message: Message, at: float) -> None:
     if message.method == "initialize":
-        name = service.door.catalog.server_name
+        name = service.settings.server_name
         answer_document(exchange, mcp.result(message, mcp.initialized(message.params, name)))
     elif message.method == "ping":
         answer_document(exchange, mcp.result(message, {}))

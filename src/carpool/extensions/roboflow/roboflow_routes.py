@@ -52,7 +52,7 @@ def key_in(body: bytes) -> bytes | None:
 
 
 def _info(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    name = service.door.catalog.server_name
+    name = service.settings.server_name
     answer_document(exchange, {"name": name, "version": __version__, "uuid": _UUID})
 
 
