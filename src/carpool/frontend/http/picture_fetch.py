@@ -105,9 +105,11 @@ class PictureFetcher:
         self._lookups = NameLookups(resolve)
         self._tls: ssl.SSLContext | None = None
 
-    def start(self, url: str, seconds: float, client: str = "") -> asyncio.Task[bytearray]:
+    def start(
+        self, url: str, seconds: float, client: str = "", authorization: str = ""
+    ) -> asyncio.Task[bytearray]:
         """Fetch it within this time and that of any fetch; raises `Refused` for a client or a host that has
-        its share of the fetches."""
+        its share of the fetches. The host of the address is sent the `authorization`, and no other is."""
         if not self._hosts:
             raise Forbidden(
                 "this server fetches no images: send the image itself", reason="url-off", field="url"
@@ -118,7 +120,7 @@ class PictureFetcher:
         if not self._by_host.take(host, 1):
             self._by_client.give(client, 1)
             raise _too_many(f"too many fetches from {shown(host)} are under way")
-        fetch = self._fetch_in_time(url, min(seconds, _SECONDS), client)
+        fetch = self._fetch_in_time(url, min(seconds, _SECONDS), client, authorization)
         task = asyncio.get_running_loop().create_task(fetch)
         self._under_way.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(lambda task: self._ended(task, client, host))
@@ -133,7 +135,7 @@ class PictureFetcher:
         for task in self._under_way:
             task.cancel()
 
-    async def _fetch_in_time(self, url: str, seconds: float, client: str) -> bytearray:
+    async def _fetch_in_time(self, url: str, seconds: float, client: str, authorization: str) -> bytearray:
         held = 0
 
         def hold(size: int) -> None:
@@ -144,7 +146,7 @@ class PictureFetcher:
 
         try:
             async with asyncio.timeout(seconds):
-                return await self._fetch(url, hold)
+                return await self._fetch(url, hold, authorization)
         except (OSError, NotHttp, UnicodeError):  # a time that is over is an OSError, too
             raise _not_fetched("its server does not respond, or not with valid HTTP") from None
         except TooLong:
@@ -152,12 +154,15 @@ class PictureFetcher:
         finally:
             self._held.give(client, held)
 
-    async def _fetch(self, url: str, hold: Callable[[int], None]) -> bytearray:
+    async def _fetch(self, url: str, hold: Callable[[int], None], authorization: str) -> bytearray:
+        first = self._check(url)
         for _ in range(_MOST_REDIRECTS + 1):
             place = self._check(url)
             reader, writer = await self._connect(place)
             try:
-                reply = await self._ask(place, _InTurns(reader, asyncio.get_running_loop().time()), writer)
+                known = authorization if place[:3] == first[:3] else ""
+                turns = _InTurns(reader, asyncio.get_running_loop().time())
+                reply = await self._ask(place, turns, writer, known)
                 if reply.status not in _REDIRECTS:
                     return await _picture_of(reply, hold)
             finally:
@@ -166,11 +171,12 @@ class PictureFetcher:
         raise _not_fetched("its server does not answer with an image")
 
     async def _ask(
-        self, place: PictureAddress, stream: ByteReader, writer: asyncio.StreamWriter
+        self, place: PictureAddress, stream: ByteReader, writer: asyncio.StreamWriter, authorization: str
     ) -> ReplyBody:
         port = "" if place.port == _PORTS[place.scheme] else f":{place.port}"
         host = f"[{place.host}]" if ":" in place.host else place.host
         lines = [f"GET {place.target} HTTP/1.1", f"Host: {host}{port}", "User-Agent: carpool"]
+        lines += [f"Authorization: {authorization}"] if authorization else []
         lines += ["Accept: image/*", "Accept-Encoding: identity", "Connection: close", "", ""]
         writer.write("\r\n".join(lines).encode("ascii"))
         return await begin_reply(stream, self._most_bytes, FEW_CHUNKS)

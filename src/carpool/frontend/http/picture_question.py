@@ -6,10 +6,12 @@ rollouts. The protocol says what is asked, and rewrites the answer for its clien
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from time import monotonic
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 
@@ -22,6 +24,7 @@ from carpool.errors import (
     Refused,
     TooLarge,
     Unavailable,
+    without_stack,
 )
 from carpool.frontend.http.exchange import (
     JSON_FIELDS,
@@ -47,6 +50,9 @@ from carpool.vision.picture_answers import Options
 
 log = logger("http")
 
+_FETCHED_AT_ONCE = 4
+_FETCH_S = 30.0  # at most; a fetch has a time of its own, too
+
 Found = TypeVar("Found")
 Answer: TypeAlias = dict[str, Any]
 Tells: TypeAlias = Callable[[Answer], object]
@@ -64,6 +70,13 @@ _ERRORS: Mapping[int, type[CarpoolError]] = {
 }
 
 
+class WebImage(NamedTuple):
+    """Describes an image that is fetched, if its host is allowed; that host is sent the `authorization`."""
+
+    url: str
+    authorization: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureQuestion:
     """Describes what is asked: of the model that is named, or of the first for a task.
@@ -71,7 +84,7 @@ class PictureQuestion:
     Options that the model's task does not have are left out, because clients send theirs to every model.
     """
 
-    pictures: Sequence[Buffer] = ()
+    pictures: Sequence[Buffer | WebImage] = ()
     url: str = ""  # of one image, in their place: it is fetched, if its host is allowed
     several: bool = False  # the answer is a list, `{"results": […]}`, also for one image
     drawn: str = ""  # the format of a drawing that is wanted instead: `{"drawn": bytes}`
@@ -110,11 +123,65 @@ def ask(
     """Asks a model, and answers the exchange: with what `tell` makes of the answer, or with an error. `at` is
     when the body was here."""
     exchange.answer_through(partial(_Told, tell, tell_error, bool(question.drawn)))
+    if len(question.pictures) > MAX_PICTURES:
+        service.fair.tell(exchange, TooLarge(f"a request may have at most {MAX_PICTURES} images"))
+    elif any(isinstance(one, WebImage) for one in question.pictures):
+        task = service.later(_fetch(service, exchange, question))
+
+        def left() -> None:
+            task.cancel()
+
+        exchange.on_disconnect = left
+    else:
+        _ask(service, exchange, question, question.pictures, at)
+
+
+async def _fetch(service: HttpService, exchange: Exchange, question: PictureQuestion) -> None:
+    """Fetches the images, a few at a time, and asks then: the SLO is for what the server has."""
+    found: list[Buffer | WebImage] = list(question.pictures)
     try:
-        if len(question.pictures) > MAX_PICTURES:
-            raise TooLarge(f"a request may have at most {MAX_PICTURES} images")
-        route = QuestionRoute(service, exchange.head, question)
-        first = question.pictures[0] if question.pictures else b""
+        for start in range(0, len(found), _FETCHED_AT_ONCE):
+            await _fetch_some(service, exchange, found, range(start, start + _FETCHED_AT_ONCE))
+        exchange.on_disconnect = None
+        if exchange.pending:
+            _ask(service, exchange, question, found, monotonic())
+    except CarpoolError as error:
+        service.fair.tell(exchange, error)
+    except Exception as fault:
+        log.exception("request-failed", path=exchange.head.path)
+        service.fair.tell(exchange, CarpoolError("the server failed on this request"))
+        without_stack(fault)
+
+
+async def _fetch_some(
+    service: HttpService, exchange: Exchange, images: list[Buffer | WebImage], numbers: range
+) -> None:
+    """Puts the files in the places of their addresses."""
+    tasks: dict[int, asyncio.Task[bytearray]] = {}
+    try:
+        for number in numbers[: len(images) - numbers.start]:
+            one = images[number]
+            if isinstance(one, WebImage):
+                given = one.url, _FETCH_S, exchange.payer, one.authorization
+                tasks[number] = service.fetcher.start(*given)
+        for number, task in tasks.items():
+            images[number] = await task
+    finally:
+        for task in tasks.values():
+            task.cancel()
+
+
+def _ask(
+    service: HttpService,
+    exchange: Exchange,
+    question: PictureQuestion,
+    pictures: Sequence[Buffer | WebImage],
+    at: float,
+) -> None:
+    files = [one for one in pictures if not isinstance(one, WebImage)]
+    try:
+        route = QuestionRoute(service, exchange.head, question, files)
+        first = files[0] if files else b""
         body = first if isinstance(first, bytes | bytearray) else bytes(first)
         hand_over(route.begin(exchange), body, at)
     except CarpoolError as error:
@@ -141,19 +208,22 @@ def _error_of(said: Mapping[str, Any], number: int) -> CarpoolError:
 class QuestionRoute(ImageRoute):
     """Leads one question to its model: what its head says beside that is who asks."""
 
-    def __init__(self, service: HttpService, head: HttpHead, question: PictureQuestion) -> None:
+    def __init__(
+        self, service: HttpService, head: HttpHead, question: PictureQuestion, files: Sequence[Buffer]
+    ) -> None:
         asked = read_head_alone(head, question.version, question.options)
         if question.drawn:
             asked = asked._replace(wants_drawn=True, drawn=question.drawn)
         super().__init__(service, head, question.task, question.model, asked=asked)
         self.makes = QuestionRequest
         self.question = question
+        self.files = files
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         return super()._wanted({name: text for name, text in given.items() if name in model.options}, model)
 
     def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
-        return partial(check_images, *self.question.pictures) if self.question.pictures else None
+        return partial(check_images, *self.files) if self.files else None
 
 
 class QuestionRequest(ImageRequest):
@@ -169,8 +239,8 @@ class QuestionRequest(ImageRequest):
         self.arrived = at
         try:
             self.target = route.current(self.exchange.head_at)  # it may have changed meanwhile
-            size = sum(map(len, question.pictures))
-            self._begin(Sent(question.pictures, question.several, url=question.url), size)
+            size = sum(map(len, route.files))
+            self._begin(Sent(route.files, question.several, url=question.url), size)
         except CarpoolError as error:
             self._fail(error)
 
