@@ -216,6 +216,9 @@ class Extension:
     metrics: str = ""
     """Lines of the metrics page, in the form of the table in observe/prometheus.py. A source is one of its
     columns, or one of the server's in capitals."""
+    statistics: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Fields of Triton's statistics of a model, each with the sources of its count and of its seconds: one of
+    the columns, or as `name=word+word` the sum of some of its words."""
     starts: tuple[str, ...] = ()
     """Options of the server, and in capitals variables of the environment. Where one of them is set, or the
     setting `api` names the extension, both parts are loaded when the server starts, whatever its models ask

@@ -152,7 +152,7 @@ class FakeCall:
 
     def __getattr__(self, name: str) -> Any:
         """What was asked."""
-        return getattr(self.ask, name)
+        return getattr(self.ask if hasattr(self.ask, name) else self.ask.handling, name)
 
     @property
     def source(self) -> str:

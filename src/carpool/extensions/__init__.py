@@ -143,6 +143,7 @@ _MCP = Routes(
     prefix="/mcp",
     words="mcp_messages:words",
 )
+_AGES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)  # seconds
 _OTLP = "OTEL_EXPORTER_OTLP"
 _GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
 _STATES = (
@@ -256,6 +257,40 @@ BUILT_IN: tuple[Extension, ...] = (
         owns=("cache", "response_cache"),
         triton=("response_cache",),
         settings="settings:PART",
+        columns=(
+            Columns("results", words=("hit", "similar", "joined", "shared", "miss", "bypass")),
+            Columns("hit_seconds"),
+            Columns("miss_seconds"),
+            Columns(
+                "age", "histogram", bounds=(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+            ),
+            Columns("evicted", words=("ttl", "room", "replaced", "reload", "cleared")),
+            Columns("audits", words=("same", "differs", "skipped", "exact-same", "exact-differs")),
+            Columns("entries", "gauge"),
+            Columns("bytes", "gauge"),
+            Columns("sources_off", "gauge"),
+            Columns("shared_up", "gauge"),
+            Columns("shared_timeouts"),
+        ),
+        metrics="""
+nv_cache_num_hits_per_model          counter    model   cell:results=hit+similar+joined+shared  Requests answered from the cache, of every kind.
+nv_cache_num_misses_per_model        counter    model   cell:results=miss                       Requests that were looked up in the cache and had to be computed.
+nv_cache_hit_duration_per_model      counter    model   us:hit_seconds                          Time from the lookup to the response, of requests answered from the cache, in microseconds.
+nv_cache_miss_duration_per_model     counter    model   us:miss_seconds                         Time from the lookup to the response, of requests that were computed, in microseconds.
+carpool_cache_requests_total         counter    model   result:results                          Requests to a model with a response cache, by the result of the lookup.
+carpool_cache_age_seconds            histogram  model   all:age                                 Age of responses that were answered from the cache.
+carpool_cache_evicted_total          counter    model   why:evicted                             Evicted cache entries, by reason.
+carpool_cache_audit_total            counter    model   verdict:audits                          Hits for similar images that were also computed, by the result of the comparison.
+carpool_cache_entries                gauge      model   cell:entries                            Cached responses.
+carpool_cache_bytes                  gauge      model   cell:bytes                              Memory of the cached responses.
+carpool_cache_sources_off            gauge      model   cell:sources_off                        Sources whose similar images are computed, because an audit found too many differences.
+carpool_cache_shared_up              gauge      server  cell:shared_up                          Front ends that reach the server of the shared cache.
+carpool_cache_shared_timeouts_total  counter    server  cell:shared_timeouts                    Queries to that server that timed out.
+""",  # noqa: E501
+        statistics={
+            "cache_hit": ("results=hit+similar+joined+shared", "hit_seconds"),
+            "cache_miss": ("results=miss", "miss_seconds"),
+        },
         starts=("cache_url",),
         front="front:front",
         engine="engine:engine",

@@ -16,7 +16,7 @@ import orjson
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
-from carpool.observe.counters import MODEL_ROWS, Table
+from carpool.observe.counters import MODEL_ROWS, Cells, Table
 from carpool.observe.shared_history import KEPT_S
 from carpool.observe.statistics import (
     BOUNDS,
@@ -28,6 +28,8 @@ from carpool.types import TensorSpec
 from carpool.wire.head import shorten
 
 Document = dict[str, Any]
+Shown: TypeAlias = Callable[[ModelEntry, Cells | None], tuple[Document, Document]]
+"""Returns what extensions show of a version, and of its counters."""
 
 EXTENSIONS = (
     "classification",
@@ -182,8 +184,10 @@ def _index_line(line: IndexEntry) -> Document:
 class LivePage:
     """Writes the live page of one front end. What it says is at most half a second old."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, shown: Shown | None = None) -> None:
+        """`shown` says what extensions show."""
         self._table = table
+        self._shown = shown
         self._started = time.monotonic()
         self._made_at = -_FRESH_S
         self._made = b""
@@ -206,7 +210,12 @@ class LivePage:
         for line in lines[:_MOST_MODELS]:
             cells = counts.get((line.name, line.version))
             known = None if cells is None else model_counts(cells)
-            own = {"steps": listed} if (listed := steps.get((line.name, line.version))) else {}
+            own: Document = {"steps": listed} if (listed := steps.get((line.name, line.version))) else {}
+            entry = catalog.entries.get((line.name, line.version))
+            if entry is not None and self._shown is not None:
+                of_version, of_counters = self._shown(entry, cells)
+                own |= of_version
+                known = None if known is None else known | of_counters
             models.append(_model(catalog, line) | {"counts": known} | own)
         return {
             "time": time.time(),
@@ -266,13 +275,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "max_batch": entry.signature.max_batch,
         "choices": list(entry.published.choices),
         "watched": "drift" in entry.extra,
-        "cache": _cache_of(entry),
     }
-
-
-def _cache_of(entry: ModelEntry) -> Document | None:
-    said = entry.extra.get("cache")
-    return None if said is None else {name: said["settings"][name] for name in ("exact", "similar")}
 
 
 def task_of(entry: ModelEntry) -> str | None:

@@ -17,7 +17,7 @@ from carpool.frontend.calls.request import Request, RequestReply
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
-from carpool.observe.counters import Row
+from carpool.observe.counters import Cells, Row
 from carpool.observe.exemplars import Exemplars
 from carpool.types import Array
 
@@ -135,6 +135,14 @@ class FrontParts:
         """Returns the state of an extension's part; None while it is not loaded."""
         part = self._parts.get(name)
         return None if part is None else part.state
+
+    def shown(self, entry: ModelEntry, cells: Cells | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns what the console's page says of a version, and of its counters, by extension."""
+        on = [(name, part) for name, part in self._parts.items() if name in entry.extra]
+        counts: dict[str, Any] = {}
+        if cells is not None:
+            counts = {name: part.counts(cells) for name, part in on if part.counts is not None}
+        return {name: part.shows(entry) for name, part in on if part.shows is not None}, counts
 
     def add(self, name: str, part: FrontPart) -> None:
         """Adds a part that is made already."""

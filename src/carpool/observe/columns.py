@@ -98,12 +98,8 @@ PROCESS_WORDS = (
 )
 MODEL_STATES: Mapping[str, int] = {"ready": 0, "loading": 1, "unloading": 2, "failed": 3, "unloaded": 4}
 """Not in the table: a model that failed has no row. Their places in what is read for the metrics page."""
-CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
-EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
-AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
 FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
 SLOT_WORDS = ("used", "free")
-AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _layout = _Layout()
 
@@ -118,17 +114,6 @@ FAILURES: Mapping[str, Column] = _layout.by_word(FAILURE_WORDS)
 FAILURE_SECONDS = _layout.counter()
 SHED: Mapping[str, Column] = _layout.by_word(SHED_WORDS)
 OFFERED = _layout.counter()  # images; what comes to the engine is counted there
-
-# The same, of models whose answers are kept. Entries and bytes change with each that comes and goes.
-CACHE_RESULTS: Mapping[str, Column] = _layout.by_word(CACHE_WORDS)
-CACHE_HIT_SECONDS = _layout.counter()
-CACHE_MISS_SECONDS = _layout.counter()
-CACHE_AGE = _layout.histogram(AGE_BOUNDS)
-CACHE_EVICTED: Mapping[str, Column] = _layout.by_word(EVICTED_WORDS)
-CACHE_AUDITS: Mapping[str, Column] = _layout.by_word(AUDIT_WORDS)
-CACHE_ENTRIES = _layout.gauge()
-CACHE_BYTES = _layout.gauge()
-CACHE_SOURCES_OFF = _layout.gauge()
 
 # A model version, counted by the engine.
 QUEUE_SECONDS = _layout.histogram(SECONDS_BOUNDS)
@@ -175,8 +160,6 @@ CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)
-CACHE_SHARED_UP = _layout.gauge()
-CACHE_SHARED_TIMEOUTS = _layout.counter()
 
 OF_EXTENSIONS: Mapping[tuple[str, str], Counted] = {
     (extension.name, columns.name): _layout.counted(columns)
@@ -198,6 +181,23 @@ def single(extension: str, name: str) -> Column:
     found = OF_EXTENSIONS[extension, name]
     assert isinstance(found, int)
     return Column(found)
+
+
+def histogram(extension: str, name: str) -> HistogramColumns:
+    """Returns the histogram of an extension under this name."""
+    found = OF_EXTENSIONS[extension, name]
+    assert isinstance(found, HistogramColumns)
+    return found
+
+
+def summed(extension: str, source: str) -> tuple[Column, ...]:
+    """Returns the columns of an extension whose cells add up to `source`: its column under a name, or as
+    `name=word+word` those of some words."""
+    name, _, words = source.partition("=")
+    if not words:
+        return (single(extension, name),)
+    found = by_word(extension, name)
+    return tuple(found[word] for word in words.split("+"))
 
 
 WIDTH = _layout.width

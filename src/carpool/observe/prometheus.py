@@ -22,7 +22,6 @@ from carpool.observe.columns import HistogramColumns
 from carpool.observe.counters import Cells, CounterRow, ModelCells, Table
 from carpool.observe.exemplars import Exemplar
 from carpool.observe.gpu_readings import GpuReading, Gpus
-from carpool.observe.statistics import cache_hits
 
 # Fields of the first line of /proc/stat; those after steal are counted twice.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
@@ -146,19 +145,6 @@ carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into the memory of their device and were split.
 carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  Batch sizes of a model that is compiled while it serves: compiled, or still plain.
 carpool_shed_total                       counter   model  reason:SHED           Requests that the scheduler chose not to run, by reason.
-nv_cache_num_hits_per_model              counter   model  hits:CACHE_RESULTS    Requests answered from the cache, of every kind.
-nv_cache_num_misses_per_model            counter   model  misses:CACHE_RESULTS  Requests that were looked up in the cache and had to be computed.
-nv_cache_hit_duration_per_model          counter   model  us:CACHE_HIT_SECONDS  Time from the lookup to the response, of requests answered from the cache, in microseconds.
-nv_cache_miss_duration_per_model         counter   model  us:CACHE_MISS_SECONDS Time from the lookup to the response, of requests that were computed, in microseconds.
-carpool_cache_requests_total             counter   model  result:CACHE_RESULTS  Requests to a model with a response cache, by the result of the lookup.
-carpool_cache_age_seconds                histogram model  all:CACHE_AGE         Age of responses that were answered from the cache.
-carpool_cache_evicted_total              counter   model  why:CACHE_EVICTED     Evicted cache entries, by reason.
-carpool_cache_audit_total                counter   model  verdict:CACHE_AUDITS  Hits for similar images that were also computed, by the result of the comparison.
-carpool_cache_entries                    gauge     model  cell:CACHE_ENTRIES    Cached responses.
-carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      Memory of the cached responses.
-carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar images are computed, because an audit found too many differences.
-carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server of the shared cache.
-carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Queries to that server that timed out.
 carpool_spare_total                      counter   model  result:BACKGROUND          Background work in free time: run, or skipped because there was none.
 carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state of a version of a model, else 0; a model that failed before its versions were read has an empty version.
 carpool_text_first_token_seconds         histogram some   all:FIRST_TOKEN_SECONDS From a request to the first token of its response, of a model that writes text.
@@ -176,7 +162,8 @@ carpool_build_info                       gauge     build  one                   
 nv_inference_first_response_histogram_ms histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the response.
 """  # noqa: E501
 """Name, kind, scope, what is read, help. Of a histogram that is all of it, the count or the sum of what was
-observed. `us` is a sum of seconds in microseconds; a label's name makes one line for each of its words."""
+observed. `us` is a sum of seconds in microseconds; a label's name makes one line for each of its words, and
+`cell:name=word+word` is the sum of some of them."""
 _FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
@@ -186,12 +173,15 @@ def _read(line: str, extension: str = "") -> MetricFamily:
     column: Any = columns.OF_EXTENSIONS.get((extension, cells)) or getattr(columns, cells, None)
     scope, _, of = scope.partition(":")
     family = MetricFamily(name, kind, meaning, Scope(scope), {}, of=of or "model", states=(extension, cells))
+    if "=" in cells:
+        chosen = columns.summed(extension, cells)
+        return replace(family, values={"": lambda read: sum(read[one] for one in chosen)})
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
     if how == "phase":
         return replace(family, histograms={_words(how, word): found for word, found in column.items()})
-    if isinstance(column, Mapping) and how not in ("hits", "misses", "share"):
+    if isinstance(column, Mapping) and how != "share":
         read = _one_less if how == "what" else _cell
         return replace(family, values={_words(how, word): read(found) for word, found in column.items()})
     values: Mapping[str, Value] = {
@@ -203,8 +193,6 @@ def _read(line: str, extension: str = "") -> MetricFamily:
         "less": lambda read: read[column] - 1.0 if read[column] else nan,
         "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
         "share": lambda read: _share(read[column["same"]], read[column["differs"]]),
-        "hits": lambda read: float(cache_hits(read)),
-        "misses": lambda read: read[column["miss"]],
     }
     if family.scope in (Scope.HOST, Scope.GPU):
         fields = HostReading._fields if family.scope is Scope.HOST else GpuReading._fields

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic, time
 from typing import Any, NamedTuple
 
-from carpool.core.evidence import interval
 from carpool.errors import CarpoolError
+from carpool.extensions import installed
 from carpool.observe import columns
 from carpool.observe.columns import Column, HistogramColumns
 from carpool.observe.counters import Cells, CounterRow, ModelCells, Row, count_failure
@@ -86,6 +86,14 @@ class VersionCounters:
             count_failure(self.row, error, seconds)
 
 
+_OF_EXTENSIONS = {
+    field: (columns.summed(name, counts), columns.single(name, seconds))
+    for name, extension in installed().items()
+    for field, (counts, seconds) in extension.statistics.items()
+}
+"""By field of Triton's document: the columns of its count, and that of its seconds."""
+
+
 def model_statistics(row: ModelCells, batches: BatchStatistics) -> Document:
     cells = row.cells
     failures = int(sum(cells[column] for column in columns.FAILURES.values()))
@@ -103,20 +111,15 @@ def model_statistics(row: ModelCells, batches: BatchStatistics) -> Document:
             "compute_input": _duration(executed, cells[columns.INPUT_SECONDS]),
             "compute_infer": _observed(cells, columns.INFER_SECONDS),
             "compute_output": _duration(executed, cells[columns.OUTPUT_SECONDS]),
-            "cache_hit": _duration(cache_hits(cells), cells[columns.CACHE_HIT_SECONDS]),
-            "cache_miss": _duration(
-                int(cells[columns.CACHE_RESULTS["miss"]]), cells[columns.CACHE_MISS_SECONDS]
-            ),
+            **{
+                field: _duration(int(sum(cells[one] for one in counts)), cells[seconds])
+                for field, (counts, seconds) in _OF_EXTENSIONS.items()
+            },
         },
         "response_stats": {},
         "batch_stats": batches.document(),
         "memory_usage": [],
     }
-
-
-def cache_hits(cells: Cells) -> int:
-    """Returns the hits of every kind: answers that were not computed for the request that got them."""
-    return int(sum(cells[columns.CACHE_RESULTS[word]] for word in ("hit", "similar", "joined", "shared")))
 
 
 def statistics(models: Iterable[Document]) -> Document:
@@ -158,7 +161,6 @@ def model_counts(cells: Cells) -> Document:
         "pending": int(cells[columns.PENDING]),
         "saturation": round(cells[columns.SATURATION], 4),
         "speed_ratio": round(cells[columns.SPEED_RATIO], 4),  # 0 without a promise
-        "cache": cache_counts(cells),
         "text": _text_counts(cells),
     }
 
@@ -182,33 +184,6 @@ def step_counts(step: str, cells: Cells) -> Document:
 
 def _summed(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"count": _count(cells, histogram), "sum": round(cells[histogram.sum], 6)}
-
-
-def cache_counts(cells: Cells) -> Document:
-    """Returns the counts of one model version's cache: what there is, and what happened. `wrong` is the
-    audit's: between which shares the rate of similar hits lies that would have been answered otherwise, 99 %
-    sure."""
-    audits = _happened(cells, columns.CACHE_AUDITS)
-    differ = audits.get("differs", 0)
-    trials = audits.get("same", 0) + differ
-    return {
-        "entries": int(cells[columns.CACHE_ENTRIES]),
-        "bytes": int(cells[columns.CACHE_BYTES]),
-        "sources_off": int(cells[columns.CACHE_SOURCES_OFF]),
-        "requests": _happened(cells, columns.CACHE_RESULTS),
-        "evicted": _happened(cells, columns.CACHE_EVICTED),
-        "audits": audits,
-        "wrong": [round(end, 4) for end in interval(differ, trials)] if trials else None,
-    }
-
-
-def shared_cache_counts(cells: Cells) -> Document:
-    """Returns the counts of all front ends: how many reach the server with which they share answers, and what
-    they gave up."""
-    return {
-        "front_ends_up": int(cells[columns.CACHE_SHARED_UP]),
-        "timeouts": int(cells[columns.CACHE_SHARED_TIMEOUTS]),
-    }
 
 
 def server_counts(cells: Cells) -> Document:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.observe.columns import CACHE_AUDITS, CACHE_SOURCES_OFF
+from carpool.extensions.cache.counted import AUDITS, SOURCES_OFF
 from cli_run import CliResult, run_cli
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
 
@@ -46,9 +46,9 @@ def test_status_and_clear(front: FrontEnd) -> None:
 
 def test_what_the_audit_found(front: FrontEnd) -> None:
     row = front.run(lambda: front.app._service.row(front.door.catalog.newest["image"]))
-    row.add(CACHE_AUDITS["same"], 99)
-    row.add(CACHE_AUDITS["differs"], 1)
-    row.add(CACHE_SOURCES_OFF, 2)
+    row.add(AUDITS["same"], 99)
+    row.add(AUDITS["differs"], 1)
+    row.add(SOURCES_OFF, 2)
     told = cache(front, "status", "image").stdout
     assert "of 100 similar hits that were also computed 1 differed" in told
     assert "2 sources differed too often" in told

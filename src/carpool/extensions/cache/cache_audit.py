@@ -9,6 +9,7 @@ from time import monotonic
 import orjson
 
 from carpool.errors import CarpoolError
+from carpool.extensions.cache import counted
 from carpool.extensions.cache.front_caches import Hit, ModelCache
 from carpool.extensions.cache.similar import OFF_S, judged
 from carpool.frontend.calls.call_service import CallService
@@ -16,7 +17,6 @@ from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import Answer
 from carpool.memory.layout import FILE_AT, write_file
-from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.likeness import Difference
@@ -66,8 +66,8 @@ class CacheAudit(Recomputation[Difference]):
         verdict = "differs" if found.differs else "same"
         self._count(verdict if source is not None else f"exact-{verdict}")
         if source is not None and judged(source, model.settings, monotonic(), wrong=found.differs):
-            model.row.add(columns.CACHE_SOURCES_OFF)
-            asyncio.get_running_loop().call_later(OFF_S, model.row.add, columns.CACHE_SOURCES_OFF, -1.0)
+            model.row.add(counted.SOURCES_OFF)
+            asyncio.get_running_loop().call_later(OFF_S, model.row.add, counted.SOURCES_OFF, -1.0)
             log.warning(
                 "similar-cache-off",
                 model=model.entry.name,
@@ -81,4 +81,4 @@ class CacheAudit(Recomputation[Difference]):
         self._count("skipped")
 
     def _count(self, verdict: str) -> None:
-        self._model.row.add(columns.CACHE_AUDITS[verdict])
+        self._model.row.add(counted.AUDITS[verdict])

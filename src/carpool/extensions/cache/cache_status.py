@@ -14,7 +14,7 @@ class CacheStatus(AnswerNote):
 
     def __init__(self, words: str, status: str, kind: str) -> None:
         reused = kind not in ("miss", "bypass")  # without the engine
-        super().__init__("cache", words, ("Cache-Status", f"carpool; {status}"), reused=reused)
+        super().__init__("X-Carpool-Cache", words, ("Cache-Status", f"carpool; {status}"), reused=reused)
         self.status = status
         self.kind = kind  # as it is counted
 

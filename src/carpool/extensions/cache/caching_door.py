@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
+from carpool.extensions.cache import counted
 from carpool.extensions.cache.answer_store import Entry, same_bytes
 from carpool.extensions.cache.cache_audit import CacheAudit
 from carpool.extensions.cache.cache_key import FORMAT, WISH_FIELD, Said, read_cache_control
@@ -44,7 +45,6 @@ from carpool.frontend.pictures.workers import stopping
 from carpool.link.contents import Content
 from carpool.link.door import Answer
 from carpool.memory.arena import Slot
-from carpool.observe import columns
 
 MOST_JOINED = 64
 """Requests that one is computed for."""
@@ -180,7 +180,7 @@ class Lookup(Listener):
         return self._look_at_scene(looked)
 
     def _known(self, found: Hit, audited: bool) -> bool:
-        self._model.row.observe(columns.CACHE_AGE, found.age)
+        self._model.row.observe(counted.AGE, found.age)
         audit = self._audit(found) if audited else None
         self._answer(found.kept, found.status)
         if audit is not None:

@@ -7,6 +7,7 @@ from functools import partial
 
 from carpool.config.server import ServerSettings
 from carpool.extensions.cache.caching_door import CachingDoor
+from carpool.extensions.cache.counted import cache_counts
 from carpool.extensions.cache.front_caches import NAME, CacheParts, Caches
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.frontend.calls.lane import Infer, LooksEarly
@@ -33,6 +34,8 @@ def front(server: FrontServer) -> FrontPart:
         follow=caches.follow,
         close=caches.close,
         state=caches,
+        shows=lambda entry: {name: entry.extra[NAME]["settings"][name] for name in ("exact", "similar")},
+        counts=cache_counts,
     )
 
 

@@ -12,6 +12,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from carpool.extensions.cache import counted
 from carpool.extensions.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
 from carpool.extensions.cache.cache_key import (
     FORMAT,
@@ -30,7 +31,6 @@ from carpool.frontend.calls.lane import EarlyLook, UnreadPicture
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE
 from carpool.link.door import Catalog, ModelEntry, Sender
-from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
@@ -178,23 +178,23 @@ class ModelCache:
         return is_audited(source, self.settings, now)
 
     def entered(self, size: int) -> None:
-        self.row.add(columns.CACHE_ENTRIES)
-        self.row.add(columns.CACHE_BYTES, size)
+        self.row.add(counted.ENTRIES)
+        self.row.add(counted.BYTES, size)
 
     def left(self, size: int, why: str) -> None:
-        self.row.add(columns.CACHE_ENTRIES, -1)
-        self.row.add(columns.CACHE_BYTES, -size)
-        self.row.add(columns.CACHE_EVICTED[why])
+        self.row.add(counted.ENTRIES, -1)
+        self.row.add(counted.BYTES, -size)
+        self.row.add(counted.EVICTED[why])
 
     def count(self, kind: str, seconds: float) -> None:
         row = self.row
-        row.add(columns.CACHE_RESULTS[kind])
+        row.add(counted.RESULTS[kind])
         if kind == "bypass":
             return
         if kind == "miss":
-            row.add(columns.CACHE_MISS_SECONDS, seconds)
+            row.add(counted.MISS_SECONDS, seconds)
         else:
-            row.add(columns.CACHE_HIT_SECONDS, seconds)
+            row.add(counted.HIT_SECONDS, seconds)
             self._hits += 1
         self._looks += 1
         if self._looks >= _RECENT:
@@ -316,7 +316,7 @@ class Caches:
         if looked is None or looked.hit is None or looked.audited:
             return EarlyLook(looked)
         hit = looked.hit
-        model.row.observe(columns.CACHE_AGE, hit.age)
+        model.row.observe(counted.AGE, hit.age)
         model.count(hit.status.kind, monotonic() - began)
         return EarlyLook(looked, hit.kept, hit.status)
 
@@ -383,8 +383,8 @@ class Caches:
         if self._noting is not None:
             self._noting.cancel()
         self._noting = loop.call_later(_NOTED_EVERY_S if shared.up else _SOON_S, self._note, shared)
-        row.set(columns.CACHE_SHARED_UP, float(shared.up))
-        row.add(columns.CACHE_SHARED_TIMEOUTS, shared.timeouts - self._timeouts)
+        row.set(counted.SHARED_UP, float(shared.up))
+        row.add(counted.SHARED_TIMEOUTS, shared.timeouts - self._timeouts)
         self._timeouts = shared.timeouts
         if not shared.up:
             self.marks.clear()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from carpool.extensions.cache.counted import cache_counts, shared_cache_counts
 from carpool.extensions.cache.front_caches import NAME, Caches
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request
 from carpool.link.door import ModelEntry
 from carpool.observe.counters import CounterRow, Table
-from carpool.observe.statistics import cache_counts, shared_cache_counts
 
 
 def _status(service: HttpService, exchange: Exchange, variables: Variables) -> None:

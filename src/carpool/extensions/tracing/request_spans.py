@@ -350,7 +350,8 @@ def _about(ended: _Ended) -> dict[str, str | int]:
     if ended.request_id:
         about["carpool.request.id"] = ended.request_id[:_LONGEST_TEXT]
     if ended.note is not None:
-        about[f"carpool.{ended.note.name}"] = ended.note.said
+        attribute, said = ended.note.attribute
+        about[attribute] = said
     if ended.reason:
         about["error.type"] = ended.reason
     return about

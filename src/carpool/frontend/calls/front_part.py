@@ -18,7 +18,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
-from carpool.observe.counters import Row
+from carpool.observe.counters import Cells, Row
 from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplars
 from carpool.types import Array
 
@@ -98,6 +98,10 @@ class FrontPart:
     observe: Callable[[], Observer | None] | None = None  # is asked after `follow`; None: nothing is observed
     picture: SeesPictures | None = None  # sees requests with pictures, while there is an observer
     refused: SeesRefused | None = None  # sees what was rejected at its head, while there is an observer
+    shows: Callable[[ModelEntry], Any] | None = None
+    """Returns what the console's page says of a version that the extension is on for, as JSON under its
+    name."""
+    counts: Callable[[Cells], Any] | None = None  # the same, of what is counted of the version
     close: Callable[[], None] | None = None
     state: object = None  # what the extension's routes read (`FrontParts.state_of`)
     picture_model: Callable[[ModelEntry], PictureModel | None] | None = None

@@ -14,29 +14,34 @@ class EncodedAnswer(NamedTuple):
 
 
 class AnswerNote:
-    """Describes what a wrapper says of an answer beside it: in a field of this server, `X-Carpool-NAME`, and
-    in one that a standard has for it."""
+    """Describes what a wrapper says of an answer beside it: in a field of this server, and in one that a
+    standard has for it."""
 
-    __slots__ = ("fields", "name", "reused", "said", "standard")
+    __slots__ = ("fields", "own", "reused", "said", "standard")
 
-    def __init__(self, name: str, said: str, standard: tuple[str, str], *, reused: bool) -> None:
-        self.name = name
+    def __init__(self, own: str, said: str, standard: tuple[str, str], *, reused: bool) -> None:
+        self.own = own  # this server's field, as over HTTP
         self.said = said
         self.standard = standard
         self.reused = reused  # it was computed for another request
         field, value = standard
-        self.fields = f"X-Carpool-{name.title()}: {said}\r\n{field}: {value}\r\n".encode()  # over HTTP
+        self.fields = f"{own}: {said}\r\n{field}: {value}\r\n".encode()  # over HTTP
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns what is said over gRPC."""
         field, value = self.standard
-        return (f"x-carpool-{self.name}", self.said), (field.lower(), value)
+        return (self.own.lower(), self.said), (field.lower(), value)
 
     @property
     def parameter(self) -> tuple[str, str]:
         """Returns what a response in a gRPC stream says, which has no metadata of its own."""
-        return f"x_carpool_{self.name}", self.said
+        return self.own.lower().replace("-", "_"), self.said
+
+    @property
+    def attribute(self) -> tuple[str, str]:
+        """Returns what a span says."""
+        return self.own.removeprefix("X-").lower().replace("-", "."), self.said
 
     def fields_of_all(self, notes: Sequence[AnswerNote | None]) -> bytes:
         """Returns the fields of one response with several answers, whose notes these are, in their order."""

@@ -180,7 +180,7 @@ class HttpService(FrontService):
         self.metrics = metrics
         self.fair = fair
         self.described: tuple[Catalog | None, bytes] = None, b""  # /openapi.json, of the catalogue asked last
-        self.live = LivePage(table)
+        self.live = LivePage(table, self.parts.shown)
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
         self.check_site: Callable[[Mapping[bytes, bytes], str], None] = _any_site
