@@ -8,6 +8,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import NamedTuple
 
+from carpool.config.settings_part import why_not
+from carpool.extensions import installed
+
 WORKS, REFUSED = "works", "refused"
 
 FEATURES: dict[str, tuple[str, str]] = {
@@ -43,17 +46,38 @@ _KINDS = "test_together.py::test_two_kinds"
 _AT_LOAD = "test_refused.py::test_refused"
 _BY_REQUEST = "test_together.py::test_refused_with_the_request"
 
-_NO_CACHE_OF_SEQUENCES = "The same request has another answer later: `sequences do not go with a cache`."
-_NO_CACHE_OF_MANY = "A cache keeps the one answer to a request: `decoupled: a cache keeps the one answer …`."
-_NO_CACHE_OF_TEXT = "`cache does not go with [generate]`."
-_NO_CACHE_OF_PIPELINES = (
-    "`cache does not go with a pipeline`. The caches of its steps answer requests to those models only."
-)
 _PICTURE_IN_MEMORY = (
     "A picture comes with the request: one in shared memory is answered with 501. Tensors may be there"
 )
 
-TABLE: dict[tuple[str, str], Cell] = {
+EXTENSIONS = {
+    "exact": "cache",
+    "similar": "cache",
+    "rollout": "rollout",
+    "pipeline": "pipelines",
+    "ensemble": "ensembles",
+    "sequence": "sequences",
+    "decoupled": "streams",
+    "text": "text",
+    "tracing": "tracing",
+    "recording": "recording",
+}
+"""Which features are extensions: what their manifests reject stands in no table here."""
+
+KEYS = {"sequence": "[sequences]", "decoupled": "decoupled", "text": "[generate]"}
+"""What stands for those in a file, where that is not the extension's name."""
+
+MADE_OF_STEPS = ("pipeline", "ensemble")
+_STEPS_OF_A_VERSION = "A step is asked in its stable version until the candidate has taken over."
+NOTES = {
+    ("exact", "pipeline"): "The caches of its steps answer requests to those models only.",
+    ("similar", "pipeline"): "The caches of its steps answer requests to those models only.",
+    ("rollout", "pipeline"): _STEPS_OF_A_VERSION,
+    ("rollout", "decoupled"): "The newest version takes over.",
+}
+"""What follows the sentence of a manifest."""
+
+OWN: dict[tuple[str, str], Cell] = {
     # ── kinds of models with each other
     ("exact", "similar"): Cell(
         WORKS, "The same bytes are looked for first, then the same scene of the source.", _KINDS
@@ -61,32 +85,18 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("exact", "rollout"): Cell(
         WORKS, "Each version's answers are kept apart; a hit names the version that computed it.", _KINDS
     ),
-    ("exact", "pipeline"): Cell(REFUSED, _NO_CACHE_OF_PIPELINES, _AT_LOAD),
     ("exact", "ensemble"): Cell(
         WORKS, "An ensemble's answers are dropped, here and in Redis, when one of its steps changes.", _KINDS
     ),
-    ("exact", "sequence"): Cell(REFUSED, _NO_CACHE_OF_SEQUENCES, _AT_LOAD),
-    ("exact", "decoupled"): Cell(REFUSED, _NO_CACHE_OF_MANY, _AT_LOAD),
-    ("exact", "text"): Cell(REFUSED, _NO_CACHE_OF_TEXT, _AT_LOAD),
     ("exact", "device"): Cell(WORKS, "A hit is answered before the device sees the picture.", _KINDS),
     ("similar", "rollout"): Cell(
         WORKS, "A picture is compared with those that the same version computed.", _KINDS
     ),
-    ("similar", "pipeline"): Cell(REFUSED, _NO_CACHE_OF_PIPELINES, _AT_LOAD),
     ("similar", "ensemble"): Cell(
         REFUSED, "An ensemble takes tensors; its `config.pbtxt` has `response_cache` alone.", _AT_LOAD
     ),
-    ("similar", "sequence"): Cell(REFUSED, _NO_CACHE_OF_SEQUENCES, _AT_LOAD),
-    ("similar", "decoupled"): Cell(REFUSED, _NO_CACHE_OF_MANY, _AT_LOAD),
-    ("similar", "text"): Cell(REFUSED, _NO_CACHE_OF_TEXT, _AT_LOAD),
     ("similar", "device"): Cell(
         WORKS, "Pictures are compared on the CPU; those that differ are decoded by the device.", _KINDS
-    ),
-    ("rollout", "pipeline"): Cell(
-        REFUSED,
-        "`rollout does not go with a pipeline`: roll out its steps. The pipeline asks the stable version of "
-        "a step until the candidate has taken over.",
-        _AT_LOAD,
     ),
     ("rollout", "ensemble"): Cell(
         REFUSED,
@@ -94,46 +104,15 @@ TABLE: dict[tuple[str, str], Cell] = {
         "of a step until the candidate has taken over.",
         _AT_LOAD,
     ),
-    ("rollout", "sequence"): Cell(
-        REFUSED, "Requests of one sequence would go to two versions, each with half of the state.", _AT_LOAD
-    ),
-    ("rollout", "decoupled"): Cell(
-        REFUSED, "A rollout compares the one answer to a request. The newest version takes over.", _AT_LOAD
-    ),
-    ("rollout", "text"): Cell(
-        REFUSED, "Text is not compared: `rollout does not go with [generate]`.", _AT_LOAD
-    ),
     ("rollout", "device"): Cell(WORKS, "Either version decodes its share of the pictures.", _KINDS),
-    ("pipeline", "ensemble"): Cell(
-        REFUSED, "A pipeline is no step of an ensemble, and an ensemble no step of a pipeline.", _AT_LOAD
-    ),
-    ("pipeline", "sequence"): Cell(
-        REFUSED, "A model that takes sequences is no step: its requests belong to none.", _AT_LOAD
-    ),
-    ("pipeline", "decoupled"): Cell(REFUSED, "A step needs exactly one answer.", _AT_LOAD),
-    ("pipeline", "text"): Cell(REFUSED, "A model that writes token by token is no step.", _AT_LOAD),
     ("pipeline", "device"): Cell(
         WORKS, "Steps decode on their device, and crops are cut out of pictures that stay there.", _KINDS
     ),
-    ("ensemble", "sequence"): Cell(
-        REFUSED, "A model that takes sequences is no step: its requests belong to none.", _AT_LOAD
-    ),
-    ("ensemble", "decoupled"): Cell(REFUSED, "A step needs exactly one answer.", _AT_LOAD),
-    ("ensemble", "text"): Cell(REFUSED, "A model that writes token by token is no step.", _AT_LOAD),
     ("ensemble", "device"): Cell(
         WORKS, "A step whose device decodes pictures gets the pixels as a tensor.", _KINDS
     ),
-    ("sequence", "decoupled"): Cell(
-        REFUSED, "The next request of a sequence waits for the one answer to the last.", _AT_LOAD
-    ),
-    ("sequence", "text"): Cell(REFUSED, "`sequences does not go with [generate]`.", _AT_LOAD),
     ("sequence", "device"): Cell(
         REFUSED, "Requests of a sequence bring tensors: no `task` and no `[image]`.", _AT_LOAD
-    ),
-    ("decoupled", "text"): Cell(
-        REFUSED,
-        "A model with `[generate]` gives its answer in pieces anyway: leave `decoupled` out.",
-        _AT_LOAD,
     ),
     ("decoupled", "device"): Cell(
         REFUSED, '`decoupled: image.decode = "device"` is for models with one answer to a picture.', _AT_LOAD
@@ -277,6 +256,28 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("tracing", "recording"): Cell(WORKS, "A request has a span and a line.", _TOGETHER),
 }
 
+
+def rejection(one: str, other: str) -> str:
+    """Returns the sentence with which a manifest rejects the pair; empty: none does."""
+    for name, met in ((one, other), (other, one)):
+        extension, key = installed().get(EXTENSIONS.get(name, "")), EXTENSIONS.get(met, "")
+        if extension is not None and key in extension.meets:
+            return f"`{why_not(extension.name, key, KEYS.get(met, ''))}`."
+        if extension is not None and extension.no_step and met in MADE_OF_STEPS:
+            return f"Not as a step: such a model {extension.no_step}."
+    return ""
+
+
+def _all_cells() -> dict[tuple[str, str], Cell]:
+    """Returns the cells of manifests, then those that only the server knows."""
+    found = {}
+    for pair in combinations(FEATURES, 2):
+        said = rejection(*pair)
+        if said:
+            found[pair] = Cell(REFUSED, " ".join(filter(None, (said, NOTES.get(pair)))), _AT_LOAD)
+    return found | OWN
+
+
 HEAD = """Every pair of features works together or is rejected. A rejection comes when the model is loaded,
 with a sentence that names the setting, or with the request that asks for it. Each cell has a test
 (`tests/interactions`).
@@ -284,6 +285,9 @@ with a sentence that names the setting, or with the request that asks for it. Ea
 | feature | enabled by |
 |---|---|
 """
+
+
+TABLE = _all_cells()
 
 
 def cell(one: str, other: str) -> Cell:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from carpool.extensions import installed
 from doc_pages import DOCS
 from interactions import test_refused, test_together
-from interactions.table import FEATURES, REFUSED, TABLE, WORKS, pairs, part
+from interactions.table import EXTENSIONS, FEATURES, NOTES, OWN, REFUSED, TABLE, WORKS, pairs, part, rejection
 
 TESTED = {
     "test_together.py::test_together": (WORKS, test_together.GENERIC),
@@ -18,6 +19,12 @@ def test_every_pair_is_there_once() -> None:
     assert len(FEATURES) == 15
     assert {frozenset(pair) for pair in pairs()} == {frozenset(pair) for pair in TABLE}
     assert len(TABLE) == len(pairs()) == 105
+
+
+def test_what_manifests_reject_stands_only_there() -> None:
+    assert [pair for pair in OWN if rejection(*pair)] == []
+    assert [pair for pair in NOTES if not rejection(*pair)] == []
+    assert {*EXTENSIONS.values()} <= {*installed()}
 
 
 def test_every_cell_says_what_its_test_shows() -> None:
