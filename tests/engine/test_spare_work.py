@@ -21,7 +21,7 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError
-from carpool.frontend import remote_door
+from carpool.frontend import front_link
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link import records
 from carpool.link.door import BACKGROUND, Ask, Handling, ModelEntry
@@ -181,7 +181,7 @@ def test_versions_on_processors_take_turns_only_once_there_is_spare_work(tmp_pat
 def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_door, "_IN_VAIN_S", 3600.0)  # however long the machine stands still
+    monkeypatch.setattr(front_link, "_IN_VAIN_S", 3600.0)  # however long the machine stands still
 
     async def main() -> None:
         async with serving(two_versions(tmp_path, slo_ms=20)) as both:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import orjson
 
@@ -15,6 +15,7 @@ from carpool.core.job import INFINITY
 from carpool.core.refusal_words import BACKGROUND as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
+from carpool.frontend.engine_state import EngineState, stalled
 from carpool.link.catalog_changes import CatalogReader
 from carpool.link.door import USUAL, Answer, Ask, Hears, ModelEntry, Sender
 from carpool.link.link_failures import read_failure
@@ -76,14 +77,13 @@ from carpool.types import Tensor, Timing
 from carpool.wire.head import write_options
 from carpool.wire.v2 import RequestHead, TensorHead, bind
 
-if TYPE_CHECKING:
-    from carpool.frontend.remote_door import RemoteDoor  # who hears what becomes of a link
-
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
 _LIST_BYTES = 32 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
 _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LONGEST_S = 1e9
+_IN_VAIN_S = 0.05  # after background work was skipped
+_BACKGROUND_PART = 16  # of the memory, at most, for all of it together
 _LOST = "the engine stopped before it answered; retry"
 _pack = TO_ENGINE.pack
 _NO_TIMES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
@@ -193,13 +193,41 @@ class RemoteBooking:
             link.say_of_booking(self._number, ANSWERED if answered else GIVEN_UP)
 
 
+class _BackgroundShare:
+    """Limits the background work that this front end has at the engine of one link."""
+
+    def __init__(self, arena_bytes: int) -> None:
+        self._most = arena_bytes // _BACKGROUND_PART
+        self._calls: list[RemoteCall] = []  # what the engine has of it
+        self._in_vain: dict[int, float] = {}  # until when that for a model is skipped here
+
+    def may_run(self, entry: ModelEntry, call: RemoteCall) -> bool:
+        """Returns True unless the engine has just skipped one, or those that it has hold too much memory."""
+        if self._in_vain.get(entry.key, 0.0) > monotonic():
+            return False
+        self._calls = [call for call in self._calls if call.link is not None]
+        held = sum(len(call.slot.view) for call in (*self._calls, call) if call.slot is not None)
+        if held > self._most:
+            return False
+        self._calls.append(call)
+        return True
+
+    def skipped_one(self, key: int) -> None:
+        """Where the engine has no slack, it does not hear of all that it would skip."""
+        self._in_vain[key] = monotonic() + _IN_VAIN_S
+
+    def renew(self) -> None:
+        """Another catalogue may leave more slack."""
+        self._in_vain.clear()
+
+
 class _Background:
     """Hears of one inference that nobody waits for, and notes when the engine had no slack for it."""
 
-    __slots__ = ("_door", "_hears", "_key")
+    __slots__ = ("_hears", "_key", "_share")
 
-    def __init__(self, door: RemoteDoor, key: int, hears: Hears) -> None:
-        self._door = door
+    def __init__(self, share: _BackgroundShare, key: int, hears: Hears) -> None:
+        self._share = share
         self._key = key
         self._hears = hears
 
@@ -211,17 +239,27 @@ class _Background:
 
     def done(self, answer: Answer) -> None:
         if answer.error is not None and answer.error.reason == NO_SLACK and answer.sent > 0.0:
-            self._door.skipped_one(self._key)
+            self._share.skipped_one(self._key)
         self._hears.done(answer)
 
 
 class FrontLink:
     """Lives as long as the engine at its other end."""
 
-    def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
-        self._door = door
+    def __init__(
+        self,
+        state: EngineState,
+        opened: Callable[[FrontLink], None],
+        lost: Callable[[FrontLink, str | None], None],
+        loop: asyncio.AbstractEventLoop,
+        max_answer_bytes: int,
+    ) -> None:
+        """`lost` is called once, with what the engine did wrong; without that, it has died."""
+        self._state = state
+        self._opened, self._lost = opened, lost
+        self._background = _BackgroundShare(state.arena.size)
         self._loop = loop
-        self._memory = memoryview(door.arena.memory)
+        self._memory = memoryview(state.arena.memory)
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
         self._outbox = Outbox(loop, self._fail)
@@ -239,19 +277,19 @@ class FrontLink:
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
         """Does the same as `Door.infer`."""
         entry, head, slot, tail, handling = ask.entry, ask.head, ask.slot, ask.tail, ask.handling
-        door, background = self._door, handling.background
-        call = RemoteCall(ask, _Background(door, entry.key, hears) if background else hears)
-        if not self.writable or door.stalls:
-            return door.fail(call, door.trouble())
-        if background and not door.may_run_in_background(entry, call):
-            return door.fail(call, skipped(entry.name))
+        state, background = self._state, handling.background
+        call = RemoteCall(ask, _Background(self._background, entry.key, hears) if background else hears)
+        if not self.writable or state.stalls:
+            return failed_call(self._loop, call, state.trouble())
+        if background and not self._background.may_run(entry, call):
+            return failed_call(self._loop, call, skipped(entry.name))
         if type(slot) is not ArenaSlot:
-            return door.fail(call, _not_in_a_slot())
+            return failed_call(self._loop, call, _not_in_a_slot())
         try:
-            if door.known.get(entry.key) is not entry or (
+            if state.known.get(entry.key) is not entry or (
                 entry.traits.decoupled and not handling.in_parts and not entry.traits.writes
             ):
-                entry = door.current(ask)
+                entry = state.current(ask)
             template = self.templates.find(entry, head) or self._learn(entry, head)
             details = _details(head) if entry.signature.told else b""
             booked = handling.booking
@@ -263,13 +301,13 @@ class FrontLink:
             size, certain = template.capacity, template.places is not None
             short = size <= LARGE and slot.answer is None
             find = (
-                door.arena.allocate
+                state.arena.allocate
                 if short
-                else partial(door.answer_slot, slot, _client(hears), certain=certain)
+                else partial(state.answer_slot, slot, _client(hears), certain=certain)
             )
             output = None if handling.in_parts else find(size)
         except CarpoolError as error:
-            return door.fail(call, error)
+            return failed_call(self._loop, call, error)
         call.template, call.output = template, output
         try:
             self.submit(call, ask, details, booking)
@@ -394,13 +432,13 @@ class FrontLink:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
         self._outbox.open(self._transport)
-        self._door.opened(self)
+        self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Every call that waits gets one clear error; the memory is nobody's now but ours."""
         self._transport = None
         self._outbox.close()
-        self._door.lost(self, self._error)
+        self._lost(self, self._error)
         calls, self._calls = self._calls, {}
         for call in calls.values():
             try:
@@ -531,7 +569,7 @@ class FrontLink:
         if call.hears is not None:
             call.template.capacity = max(call.template.capacity, size)  # for the next one
             with suppress(Unavailable):
-                call.output = self._door.answer_slot(None, _client(call.hears), size)
+                call.output = self._state.answer_slot(None, _client(call.hears), size)
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         self._outbox.put(_pack(PLACE, 0, number, 0, 0, at, capacity, *_NO_TIMES))
@@ -541,7 +579,8 @@ class FrontLink:
         if kind == ROOM:
             self._find_room(number, payload)
         elif kind == CATALOG:
-            self._door.renewed(self._catalog.end(number, payload))
+            self._background.renew()
+            self._state.renewed(self._catalog.end(number, payload))
             self._outbox.put(to_engine(SEEN, number))
         elif kind == CATALOG_PIECE:
             self._catalog.piece(payload)
@@ -565,8 +604,10 @@ def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
     return min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
 
 
-def stalled() -> Unavailable:
-    return Unavailable("the engine does not respond; retry later", reason="engine-stalled")
+def failed_call(loop: asyncio.AbstractEventLoop, call: RemoteCall, error: CarpoolError) -> RemoteCall:
+    """Answers a call with an error, after it was returned."""
+    loop.call_soon(call.finish, Answer(error=error))
+    return call
 
 
 def _not_in_a_slot() -> CarpoolError:

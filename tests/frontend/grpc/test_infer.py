@@ -31,7 +31,7 @@ from carpool.errors import (
     Unsupported,
 )
 from carpool.frontend.grpc.grpc_service import STATUSES
-from carpool.link.door import IndexEntry
+from carpool.link.door import IndexEntry, PublishedServer
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import (
@@ -696,7 +696,8 @@ def test_a_request_that_is_wrong_for_any_model_loads_none() -> None:
         asked: list[str] = []
         front.door.answers["demand"] = lambda arguments: asked.append(arguments["model"]) or {}
         cold = IndexEntry("cold", "1", "UNAVAILABLE", "it is loaded on demand")
-        front.run(lambda: front.door.renew(index=[cold], on_demand={"cold": None}))
+        said = PublishedServer(on_demand={"cold": ""})
+        front.run(lambda: front.door.renew(index=[cold], server=said))
         method = connected.unary_unary(SERVICE + "ModelInfer")
         wrong = pb.ModelInferRequest(model_name="cold")
         wrong.inputs.add(name="x", datatype="NONSENSE", shape=[1])

@@ -15,11 +15,17 @@ from typing import Any, TypeVar
 import uvloop
 
 from carpool.errors import CarpoolError
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, answer_error
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Receive,
+    answer_error,
+)
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HttpHead
 from waiting import until
 
 PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen

@@ -12,9 +12,14 @@ from collections.abc import Callable
 import pytest
 
 from carpool.frontend.http.body import ChunkedReader
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Receive,
+)
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HttpHead
 from frontend.http.harness import PATIENCE, Client, PathApp, Serving, chunked, ignore, post, serving
 
 KIB, MIB = 1024, 1024 * 1024

@@ -7,8 +7,12 @@ import random
 
 import pytest
 
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Receive
-from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Exchange,
+    HttpHead,
+    Receive,
+)
 from frontend.http.harness import PATIENCE, PathApp, Serving, post, serving
 from waiting import until
 

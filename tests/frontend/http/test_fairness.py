@@ -17,7 +17,7 @@ from carpool.frontend.http import fairness, http_service, openapi
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_service import SharedPage
-from carpool.link.door import Catalog, ModelEntry, Sender
+from carpool.link.door import Batching, Catalog, ModelEntry, Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeDoor
@@ -112,7 +112,7 @@ def test_who_asks_for_little_is_not_turned_away_for_what_documents_take() -> Non
     began = monotonic() - 20.0
     document = SimpleNamespace(has_body=True, content_length=0, who=None)
     body = SimpleNamespace(has_body=True, content_length=1000, who=None)
-    entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)
+    entry: Any = SimpleNamespace(name="small", key=1, batching=Batching("promise", SLO))
     found = []
     for at in range(150):
         now = began + at / 100
@@ -131,7 +131,7 @@ def test_what_connections_take_is_no_lane_of_a_model(monkeypatch: pytest.MonkeyP
     told.unread.seconds = TOO_LONG
     began = monotonic()
     body = SimpleNamespace(has_body=True, content_length=1000, who=None)
-    entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)
+    entry: Any = SimpleNamespace(name="small", key=1, batching=Batching("promise", SLO))
     found = []
     for at in range(50):
         now = began + at / 50

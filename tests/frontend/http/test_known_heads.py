@@ -2,9 +2,12 @@
 
 import pytest
 
-from carpool.frontend.http.exchange import Fault
+from carpool.frontend.http.exchange import (
+    Fault,
+    HttpHead,
+)
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, HttpHead, KnownHeads
+from carpool.frontend.http.parsing import HeadFinder, KnownHeads
 
 LIMITS = Limits()
 

@@ -12,9 +12,13 @@ import pytest
 
 from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, Refused
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+)
 from carpool.frontend.http.fairness import Unread
-from carpool.frontend.http.parsing import HttpHead
 from engine import repositories
 from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
 from frontend.http.harness import PATIENCE, post, serving

@@ -7,9 +7,14 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Exchange,
+    Fault,
+    HttpHead,
+)
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, HttpHead, parse_head
+from carpool.frontend.http.parsing import HeadFinder, parse_head
 from frontend.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
 
 

@@ -13,10 +13,12 @@ import pytest
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
-from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.exchange import (
+    Exchange,
+    HttpHead,
+)
 from carpool.frontend.http.http_server import HttpServer, Listeners, check_free, listen
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HttpHead
 from frontend.http.harness import PATIENCE, PathApp, Serving, serving
 from waiting import until_in_loop as until
 

@@ -9,10 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Receive,
+)
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.protocol import Connection
 from carpool.frontend.http.shared import BODY_READ, Shared, Turns
 from frontend.http.harness import PathApp, ignore, post

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from carpool.errors import InvalidInput
+from carpool.frontend.http.exchange import HttpHead
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, HttpHead, parse_head
+from carpool.frontend.http.parsing import HeadFinder, parse_head
 from carpool.lab.load.grpc_client import tensor_calls
 from carpool.lab.load.messages import (
     Asking,

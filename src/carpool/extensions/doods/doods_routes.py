@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from carpool.errors import InvalidInput
 from carpool.frontend.documents import labels_of
-from carpool.frontend.http.exchange import Exchange, Start
+from carpool.frontend.http.exchange import Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, with_body
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import usable

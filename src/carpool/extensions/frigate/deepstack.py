@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.extensions.frigate.frigate_settings import read_settings
-from carpool.frontend.http.exchange import Exchange, Start
+from carpool.frontend.http.exchange import Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import read_form, read_layout
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, with_body
 from carpool.vision.heads import Buffer
 from carpool.vision.picture_answers import fraction

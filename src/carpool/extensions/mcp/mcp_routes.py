@@ -12,9 +12,8 @@ from carpool.extensions.mcp import mcp_messages as mcp
 from carpool.extensions.mcp.mcp_messages import McpError, Message, ServedTool
 from carpool.extensions.mcp.uploads import Uploads
 from carpool.frontend.documents import labels_of
-from carpool.frontend.http.exchange import Collect, Exchange, Start
+from carpool.frontend.http.exchange import Collect, Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, with_body
 from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.http.task_models import usable

@@ -24,9 +24,8 @@ from carpool.extensions.roboflow.roboflow_format import (
     told,
 )
 from carpool.extensions.roboflow.roboflow_settings import aliases
-from carpool.frontend.http.exchange import Exchange, Start
+from carpool.frontend.http.exchange import Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, results_of, with_body
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import usable

@@ -19,13 +19,20 @@ from carpool.frontend.calls.packing import AT_ONCE, packed
 from carpool.frontend.calls.request import OVER, Request
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over, status_of
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Start,
+    hand_over,
+    status_of,
+)
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.long_answer import LongBody
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry

@@ -21,6 +21,7 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
+    HttpHead,
     Start,
     hand_over,
     status_of,
@@ -28,7 +29,6 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import in_order

@@ -15,10 +15,13 @@ import orjson
 from carpool.config.model import Task
 from carpool.errors import CarpoolError
 from carpool.frontend.http.event_stream import Writer, Written
-from carpool.frontend.http.exchange import Start, status_of
+from carpool.frontend.http.exchange import (
+    HttpHead,
+    Start,
+    status_of,
+)
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
-from carpool.frontend.http.parsing import HttpHead
 from carpool.vision.tasks.written import TEXT_TASKS
 from carpool.wire.v2 import encode_error
 

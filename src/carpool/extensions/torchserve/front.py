@@ -14,10 +14,13 @@ import orjson
 
 from carpool.errors import NotFound
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.exchange import Exchange, Start
+from carpool.frontend.http.exchange import (
+    Exchange,
+    HttpHead,
+    Start,
+)
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.small_routes import per_request
 from carpool.link.door import Catalog, ModelEntry
 

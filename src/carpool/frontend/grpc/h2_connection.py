@@ -93,7 +93,7 @@ class H2Connection:
         self._data_bytes = 0
         self._mark, self._mark_at = 0, 0.0  # how much data there was when the window of time began
         # what is sent
-        self.outgoing = Outgoing(
+        self.outgoing: Outgoing[Rpc] = Outgoing(
             shared.loop, shared.accounts, self._sent, self._earn, self._given_up, shared.turns.wait
         )
         self._rpcs = self.outgoing.rpcs

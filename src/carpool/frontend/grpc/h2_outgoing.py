@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.accounts import Accounts, Stake
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
-from carpool.frontend.grpc.rpc import Message, Rpc
+from carpool.wire.head import Buffer
 
 _WRITTEN_TOGETHER: Final = 64 * 1024
 _LONGEST_FRAME: Final = 64 * 1024  # also for clients that take frames of megabytes, as gRPC's own do
@@ -21,7 +22,32 @@ _IN_A_TURN: Final = 256 * 1024  # bytes of data of one connection
 _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
 
 
-class Outgoing:
+class OutgoingCall:
+    """Represents a call as far as its answer is concerned."""
+
+    __slots__ = ("ended", "last_block", "number", "pending", "send_window", "sent", "stake")
+
+    number: int
+    ended: bool  # the client has said all
+    stake: Stake | None  # of its client's account, from its handler's beginning
+    send_window: int
+    sent: int  # bytes of data that went out as the windows opened
+    pending: deque[memoryview]  # data for which there is no window
+    last_block: bytes | None  # the last block, behind them
+
+    def answered(self) -> None:
+        """Its messages are not needed any more, while its answer waits to be read."""
+        raise NotImplementedError
+
+    def drained(self) -> None:
+        """All that was written is on its way."""
+        raise NotImplementedError
+
+
+CallT = TypeVar("CallT", bound=OutgoingCall)
+
+
+class Outgoing(Generic[CallT]):
     """`sent` is told of each call whose last block went out, `credit` of each frame of data, and `ended` of
     each call whose answer is given up."""
 
@@ -35,9 +61,9 @@ class Outgoing:
         self,
         loop: asyncio.AbstractEventLoop,
         accounts: Accounts,
-        sent: Callable[[Rpc], None],
+        sent: Callable[[CallT], None],
         credit: Callable[[int], None],
-        ended: Callable[[Rpc], None],
+        ended: Callable[[CallT], None],
         wait: Callable[[Callable[[], None]], None],
     ) -> None:
         self._loop = loop
@@ -50,7 +76,7 @@ class Outgoing:
         self.client = ""  # whose connection it is, by address
         self._transport: asyncio.Transport
         self._file = -1  # of the transport's socket; over TLS nothing is written past the transport
-        self.rpcs: dict[int, Rpc] = {}  # the calls that are under way
+        self.rpcs: dict[int, CallT] = {}  # the calls that are under way
         self.busy = False  # frames are being taken out of what was read, further up the stack
         self._out: list[bytes] = []
         self._bytes = 0
@@ -58,7 +84,7 @@ class Outgoing:
         self.window = self.call_window = h2.DEFAULT_WINDOW  # of the connection, and of each new call
         self.largest = h2.SMALLEST_FRAME  # that the client takes
         self.no_table = False  # to be said before the next header block
-        self.blocked: dict[Rpc, None] = {}  # calls with data that waits for a window
+        self.blocked: dict[CallT, None] = {}  # calls with data that waits for a window
         self.stalled = False  # the client does not read as fast as we answer
 
     def connect(self, transport: asyncio.Transport) -> None:
@@ -79,7 +105,7 @@ class Outgoing:
     def mistake(self, credit: int) -> None:
         self._credit(-credit)
 
-    def reset(self, rpc: Rpc) -> None:
+    def reset(self, rpc: CallT) -> None:
         """Its answer was begun, and is given up."""
         self._ended(rpc)
 
@@ -90,7 +116,7 @@ class Outgoing:
 
     # ── calls ──
 
-    def send_whole(self, rpc: Rpc, head: bytes, prefix: bytes, message: bytes, last: bytes) -> None:
+    def send_whole(self, rpc: CallT, head: bytes, prefix: bytes, message: bytes, last: bytes) -> None:
         """An answer and its end: mostly there is room for all of it."""
         number, size = rpc.number, len(message) + len(prefix)
         fits = size <= rpc.send_window and size <= self.window and size <= self.largest
@@ -113,7 +139,7 @@ class Outgoing:
             self.send(end + last)
         self._sent(rpc)
 
-    def _send_later(self, rpc: Rpc, head: bytes, data: bytes, last: bytes) -> None:
+    def _send_later(self, rpc: CallT, head: bytes, data: bytes, last: bytes) -> None:
         """Sends as much as there is room for now; the rest waits, if its client's account has room for
         that."""
         rpc.answered()
@@ -124,7 +150,7 @@ class Outgoing:
         rpc.pending.append(memoryview(data))
         self.send_end(rpc, last)
 
-    def send_long(self, rpc: Rpc, head: bytes, pieces: Sequence[Message], last: bytes) -> None:
+    def send_long(self, rpc: CallT, head: bytes, pieces: Sequence[Buffer], last: bytes) -> None:
         """Sends an answer out of the memory that it lies in, a part in each turn of the loop."""
         views = [memoryview(piece) for piece in pieces if len(piece)]
         size = sum(map(len, views))
@@ -137,14 +163,14 @@ class Outgoing:
         rpc.pending += views
         self.send_end(rpc, last)
 
-    def send_head(self, rpc: Rpc, head: bytes) -> None:
+    def send_head(self, rpc: CallT, head: bytes) -> None:
         self.send_block(rpc.number, h2.END_HEADERS, head)
 
-    def send_data(self, rpc: Rpc, *pieces: Message) -> None:
+    def send_data(self, rpc: CallT, *pieces: Buffer) -> None:
         rpc.pending += [memoryview(piece) for piece in pieces if len(piece)]
         self.pump(rpc)
 
-    def send_end(self, rpc: Rpc, last: bytes) -> None:
+    def send_end(self, rpc: CallT, last: bytes) -> None:
         """Sends the end of a call behind its data."""
         rpc.last_block = last
         self.pump(rpc)
@@ -155,7 +181,7 @@ class Outgoing:
 
     # ── windows ──
 
-    def pump(self, rpc: Rpc) -> None:
+    def pump(self, rpc: CallT) -> None:
         """Send what the windows allow, and no more than a part of a turn: the rest in later ones."""
         pending = rpc.pending
         while pending and not self.stalled and self._bytes < _IN_A_TURN:
@@ -201,7 +227,7 @@ class Outgoing:
                 return
             self.pump(rpc)
 
-    def set(self, name: int, value: int, rpcs: Iterable[Rpc]) -> None:
+    def set(self, name: int, value: int, rpcs: Iterable[CallT]) -> None:
         """Sets what the client wants, also of the calls that are under way."""
         if name == h2.INITIAL_WINDOW_SIZE:
             if value > h2.LARGEST_WINDOW:

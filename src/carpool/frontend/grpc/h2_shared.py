@@ -6,20 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from carpool.errors import without_stack
-from carpool.frontend.clients.accounts import CONNECTION
+from carpool.frontend.clients.accounts import CONNECTION, Holder, Stake
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_service import GrpcService, log
 from carpool.frontend.grpc.h2_frames import Breach, Code
+from carpool.frontend.grpc.h2_outgoing import Outgoing
 from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
 from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
 from carpool.frontend.http.limits import KIB, MIB, Limits
 from carpool.frontend.http.shared import Clock, Turns
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.h2_connection import H2Connection
 
 MOST_CALLS: Final = 256
 """Of one connection, at once."""
@@ -30,6 +28,20 @@ LARGEST_FRAME: Final = MIB
 _LONGEST_BLOCK: Final = 256 * KIB  # a head up to this is refused, and its connection goes on
 _TELL_EVERY_S: Final = 1.0
 _LET_GO_AT_ONCE: Final = 8  # calls
+
+
+class OpenCalls(Holder, Protocol):
+    """Defines a connection as far as the server that it belongs to is concerned."""
+
+    stake: Stake | None
+    outgoing: Outgoing[Rpc]
+
+    def check_time(self, now: float) -> None: ...
+
+    def retire(self) -> None:
+        """Ends it when what it has begun is answered."""
+
+    def abort(self) -> None: ...
 
 
 class H2Shared:
@@ -48,7 +60,7 @@ class H2Shared:
         self.buffer = bytearray(256 * KIB)  # most messages in one read
         self.less = memoryview(self.buffer)[: 64 * KIB]  # each connection may keep so much that waits
         self.accounts = service.accounts
-        self.connections: set[H2Connection] = set()
+        self.connections: set[OpenCalls] = set()
         self._abandoned: deque[Rpc] = deque()
         self.stopping = False
         self.emptied = asyncio.Event()
@@ -64,7 +76,7 @@ class H2Shared:
         self._untold = 0
         self._tell_at = 0.0
 
-    def enter(self, connection: H2Connection) -> Breach | None:
+    def enter(self, connection: OpenCalls) -> Breach | None:
         """Count it in; returns why it is to be turned away, if it is."""
         self.connections.add(connection)
         self.emptied.clear()
@@ -74,7 +86,7 @@ class H2Shared:
         connection.stake = self.accounts.open(client, CONNECTION, connection, monotonic())
         return None if connection.stake else Breach(Code.ENHANCE_YOUR_CALM, "too many connections")
 
-    def leave(self, connection: H2Connection) -> None:
+    def leave(self, connection: OpenCalls) -> None:
         self.connections.discard(connection)
         self.accounts.close(connection.stake)
         connection.outgoing.disconnect()

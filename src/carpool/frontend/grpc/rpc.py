@@ -15,24 +15,22 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from struct import Struct
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
 from carpool.core.job import INFINITY
-from carpool.errors import Unavailable
+from carpool.errors import CarpoolError, Unavailable
 from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import Stake
 from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
-from carpool.frontend.grpc.inflater import Inflater, too_long, too_many_messages
+from carpool.frontend.grpc.h2_outgoing import Outgoing, OutgoingCall
+from carpool.frontend.grpc.inflater import Inflater, MessageBounds, too_long, too_many_messages
 from carpool.frontend.grpc.rpc_heads import FINE, HEAD, HEADS, CallHead, Metadata, Status, trailers
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.grpc_service import GrpcService
-    from carpool.frontend.grpc.h2_outgoing import Outgoing
 
 WINDOW = 4 << 20
 """What a call may send before its messages are looked at. A longer message gets more when it is announced."""
@@ -49,6 +47,7 @@ _IN_SLOT_S = 1.0  # that a long answer may lie in its slot while its client read
 
 TOO_SLOW: Final = "the client does not read responses as fast as the model gives them"
 
+T = TypeVar("T")
 Message = bytes | bytearray | memoryview
 
 
@@ -73,28 +72,48 @@ class Handler(Protocol):
         """No answer is wanted any more. Not called after an answer."""
 
 
-class Rpc:
+class RpcService(MessageBounds, Protocol):
+    """Defines what a call needs of the front end that it belongs to."""
+
+    @property
+    def long_answers(self) -> dict[Rpc, None]:
+        """Returns the calls whose answers are sent from slots, which they enter and leave."""
+
+    @property
+    def threads(self) -> Executor: ...
+
+    async def aside(self, client: str, size: int, function: Callable[..., T], *arguments: object) -> T:
+        """Works on so many bytes: in a thread, if others would have to wait for it."""
+
+    async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:
+        """Inflates a message in threads, in turns with those of other clients."""
+
+    def end(self, rpc: Rpc, error: CarpoolError) -> None:
+        """Ends a call that its handler has not ended."""
+
+    def failed(self, rpc: Rpc, error: Exception) -> None:
+        """Ends a call whose handler has raised what it should not."""
+
+
+class Rpc(OutgoingCall):
     __slots__ = (
         *("_compressed", "_drained", "_ended", "_got", "_head_sent", "_inflated", "_later", "_long_since"),
         "_messages",
         *("_outgoing", "_prefix", "_queue", "_size", "_timer", "_unread", "body", "client", "compress"),
         *(
             "deadline",
-            "ended",
             "handler",
             "head",
             "heard",
-            "last_block",
-            "number",
             "of_models",
             "over",
             "owed",
         ),
-        *("pending", "received", "send_window", "sent", "service", "since", "stake", "window"),
+        *("received", "service", "since", "window"),
     )
 
-    def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: GrpcService) -> None:
-        self._outgoing: Outgoing | None = outgoing
+    def __init__(self, outgoing: Outgoing[Rpc], number: int, head: CallHead, service: RpcService) -> None:
+        self._outgoing: Outgoing[Rpc] | None = outgoing
         self.number = number
         self.head = head
         self.service = service
@@ -139,7 +158,7 @@ class Rpc:
             self._timer = loop.call_later(max(0.0, self.deadline - monotonic()), self._too_late)
 
     @property
-    def outgoing(self) -> Outgoing | None:
+    def outgoing(self) -> Outgoing[Rpc] | None:
         return self._outgoing
 
     def mistake(self, credit: int = 8) -> None:

@@ -14,14 +14,20 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
 from carpool.frontend.http import openapi, small_routes
 from carpool.frontend.http.dialects import Destination, Dialect, routes_of_extensions
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Start,
+    hand_over,
+)
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.small_routes import ASKED_S
 from carpool.frontend.http.url_routes import Router, UrlRoute
 from carpool.link.door import Door

@@ -15,9 +15,17 @@ from carpool.compiling import mypyc_attr
 from carpool.errors import without_stack
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.borrowed_socket import skip_received
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    Fault,
+    HttpHead,
+    More,
+    Receive,
+    bad_request,
+)
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HttpHead
 
 if TYPE_CHECKING:
     from carpool.frontend.http.shared import Shared

@@ -15,10 +15,17 @@ import orjson
 from carpool.extension import Extension, HttpRoute, Routes
 from carpool.extensions import installed
 from carpool.frontend.access.route_rules import Kind, Rule
-from carpool.frontend.http.exchange import Answerer, Before, Body, BodyPlan, Exchange, Start
+from carpool.frontend.http.exchange import (
+    Answerer,
+    Before,
+    Body,
+    BodyPlan,
+    Exchange,
+    HttpHead,
+    Start,
+)
 from carpool.frontend.http.http_service import HttpService, Starter
 from carpool.frontend.http.image_reading import read_image_head
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.url_routes import UrlRoute
 from carpool.observe.logs import logger
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote_to_bytes
 
 from carpool.core.job import Reason
 from carpool.errors import (
@@ -38,7 +40,6 @@ from carpool.wire.v2 import encode_error
 if TYPE_CHECKING:
     from carpool.frontend.access.keys import Principal
     from carpool.frontend.http.long_answer import AnswerReader, LongBody
-    from carpool.frontend.http.parsing import HttpHead
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
@@ -51,6 +52,7 @@ REASON_FIELD: Final = b"X-Carpool-Reason: %b\r\n"
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
 }
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NO_CONTENT: Final = 204  # of HTTPStatus, whose attributes are looked up by a function
 _GIVEN_UP = Reason.GIVEN_UP.value
 More = Callable[[int], memoryview | None]
@@ -227,6 +229,90 @@ class Before:
 
     def answer_long(self, exchange: Exchange, body: LongBody, reader: AnswerReader | None = None) -> None:
         self._connection.answer_long(exchange, body, reader)
+
+
+class HttpHead:
+    """Represents one request's head. Byte-identical requests of a connection share one: don't change it.
+
+    `start` is what the app worked out from a head: it begins the requests that have it. Requests whose heads
+    differ only in the length of their bodies or in `traceparent` share it. `who` holds the key that came with
+    it.
+    """
+
+    __slots__ = (
+        *("chunked", "content_length", "expects_continue", "has_body", "headers", "http_minor"),
+        *("keep_alive", "method", "path", "query", "start", "target", "who"),
+    )
+
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        parts: tuple[str, str],
+        http_minor: int,
+        headers: dict[bytes, bytes],
+        framing: tuple[int | None, bool],
+    ) -> None:
+        """Takes `parts`, the path and query of the target, and `framing`: how long the body is, or that it is
+        chunked."""
+        self.method = method
+        self.target = target
+        self.path, self.query = parts
+        self.http_minor = http_minor
+        self.headers = headers
+        self.content_length, self.chunked = framing
+        self.has_body = self.chunked or bool(self.content_length)
+        self.keep_alive = _keeps_alive(headers, http_minor)
+        self.expects_continue = _expects_continue(headers, http_minor)
+        self.start: Start | None = None
+        self.who: Principal | None = None
+
+    def with_length(self, digits: bytes) -> HttpHead:
+        """Returns the same head for a body of another length, which is not 0 either."""
+        headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
+        parts = (self.path, self.query)
+        head = HttpHead(self.method, self.target, parts, self.http_minor, headers, framing)
+        head.start = self.start
+        head.who = self.who
+        return head
+
+    def copy(self) -> HttpHead:
+        """Returns the same head for one request alone."""
+        framing, parts = (self.content_length, self.chunked), (self.path, self.query)
+        return HttpHead(self.method, self.target, parts, self.http_minor, self.headers, framing)
+
+    def segments(self) -> list[str]:
+        """The path between its slashes, each part decoded by itself: an escaped slash stays in its part."""
+        return [_unescape(part) for part in self.path[1:].split("/")]
+
+
+def _keeps_alive(headers: dict[bytes, bytes], minor: int) -> bool:
+    options = headers.get(b"connection")
+    if options is None:
+        return minor > 0
+    listed = [option.strip(b" \t") for option in options.lower().split(b",")]
+    return b"close" not in listed and (minor > 0 or b"keep-alive" in listed)
+
+
+def _expects_continue(headers: dict[bytes, bytes], minor: int) -> bool:
+    expectation = headers.get(b"expect")
+    if expectation is None or minor == 0:
+        return False
+    if expectation.lower() != b"100-continue":
+        raise Fault(417, "the only expectation supported is 100-continue", "bad-expectation")
+    return True
+
+
+def _unescape(part: str) -> str:
+    if _BAD_ESCAPE.search(part):
+        raise bad_request("the path has a malformed percent escape")
+    try:
+        text = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise bad_request("the path is not UTF-8") from None
+    if not text.isprintable():
+        raise bad_request("the path holds control characters")
+    return text
 
 
 class Exchange:

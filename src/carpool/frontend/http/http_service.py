@@ -19,9 +19,16 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
 from carpool.frontend.documents import LivePage, ProfileWatch
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, Start, answer_error, compress
+from carpool.frontend.http.exchange import (
+    JSON_FIELDS,
+    BodyPlan,
+    Exchange,
+    HttpHead,
+    Start,
+    answer_error,
+    compress,
+)
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_fetch import PictureFetcher
 from carpool.link.door import Catalog, Door
 from carpool.observe.columns import BYTES_SENT

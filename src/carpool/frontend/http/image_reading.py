@@ -15,9 +15,11 @@ from urllib.parse import parse_qsl
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput, TooLarge
 from carpool.frontend.http.body import body_encoding
-from carpool.frontend.http.exchange import choose_encoding
+from carpool.frontend.http.exchange import (
+    HttpHead,
+    choose_encoding,
+)
 from carpool.frontend.http.infer_route import ATTEMPT_FIELD, DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Sender, checked, read_attempt, read_budget, read_latest, read_source
 from carpool.vision.heads import Buffer

@@ -25,12 +25,19 @@ from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.body import GatheredBody
 from carpool.frontend.http.event_stream import TextAnswer, Writer
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, status_of
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Receive,
+    Start,
+    status_of,
+)
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter, Variables
 from carpool.frontend.http.image_reading import BodyLayout, ImageHead, Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_reply import (
     DRAWN_ANSWER,
     FORM,
@@ -346,7 +353,7 @@ class ImageRequest:
         if found.answer is not None:
             source = self.route.asked.sender.source
             self.service.door.answered_here(target.lane.entry, self.arrived, 1, source)
-            fields = early_fields(target, found.note, self.arrived)
+            fields = early_fields(target.lane.row, target.drawn, target.assumed, found.note, self.arrived)
             self._send(fields, found.answer.body, compressible=target.drawn is None)
         return found.answer is not None
 

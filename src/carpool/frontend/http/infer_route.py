@@ -16,11 +16,18 @@ from carpool.frontend.calls.request import Request, RequestReply
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.http.body import body_encoding
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, choose_encoding
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    Receive,
+    Start,
+    choose_encoding,
+)
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
 from carpool.frontend.http.long_answer import LONG_ANSWER, LongBody, LongEvents, WholeBody
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
 from carpool.link.door import (
     ATTEMPT,

@@ -16,9 +16,16 @@ from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over, status_of
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    HttpHead,
+    answer_error,
+    hand_over,
+    status_of,
+)
 from carpool.frontend.http.http_service import HttpService
-from carpool.frontend.http.parsing import HttpHead
 from carpool.link.door import Catalog, ModelEntry, Sender
 from carpool.observe.counters import count_failure
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from carpool.frontend.http.exchange import Answerer, Before, Body, Exchange
-from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.http.exchange import (
+    Answerer,
+    Before,
+    Body,
+    Exchange,
+    HttpHead,
+)
 from carpool.observe.columns import CAPACITY, LOAD
 from carpool.observe.counters import Table
 

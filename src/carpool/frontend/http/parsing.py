@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
-from carpool.frontend.access.keys import Principal
-from carpool.frontend.http.exchange import Fault, Start, bad_request
+from carpool.frontend.http.exchange import Fault, HttpHead, bad_request
 from carpool.frontend.http.limits import Limits
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
@@ -27,7 +25,6 @@ _NOT_PRINTABLE = re.compile(rb"[^ -~]")
 _LENGTH = re.compile(rb"[0-9]+")
 _HOST = re.compile(rb"[0-9A-Za-z\-._~%!$&'()*+;=:\[\]]*")
 _TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 _TOO_MANY_DIGITS: Final = 19
 _LONGEST_METHOD: Final = 32
@@ -35,61 +32,6 @@ _LENGTH_FIELD = re.compile(rb"\r\ncontent-length:[ \t]*([1-9][0-9]{0,17})[ \t]*\
 _PARENT_FIELD = re.compile(rb"\r\ntraceparent:[ \t]*([0-9a-f-]{55})[ \t]*\r\n", re.IGNORECASE)
 _MOST_HEADS: Final = 256
 _LONGEST_HEAD: Final = 2048
-
-
-class HttpHead:
-    """Represents one request's head. Byte-identical requests of a connection share one: don't change it.
-
-    `start` is what the app worked out from a head: it begins the requests that have it. Requests whose heads
-    differ only in the length of their bodies or in `traceparent` share it. `who` holds the key that came with
-    it.
-    """
-
-    __slots__ = (
-        *("chunked", "content_length", "expects_continue", "has_body", "headers", "http_minor"),
-        *("keep_alive", "method", "path", "query", "start", "target", "who"),
-    )
-
-    def __init__(
-        self,
-        method: str,
-        target: bytes,
-        parts: tuple[str, str],
-        http_minor: int,
-        headers: dict[bytes, bytes],
-        framing: tuple[int | None, bool],
-    ) -> None:
-        """Takes `parts`, the path and query of the target, and `framing`: how long the body is, or that it is
-        chunked."""
-        self.method = method
-        self.target = target
-        self.path, self.query = parts
-        self.http_minor = http_minor
-        self.headers = headers
-        self.content_length, self.chunked = framing
-        self.has_body = self.chunked or bool(self.content_length)
-        self.keep_alive = _keeps_alive(headers, http_minor)
-        self.expects_continue = _expects_continue(headers, http_minor)
-        self.start: Start | None = None
-        self.who: Principal | None = None
-
-    def with_length(self, digits: bytes) -> HttpHead:
-        """Returns the same head for a body of another length, which is not 0 either."""
-        headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
-        parts = (self.path, self.query)
-        head = HttpHead(self.method, self.target, parts, self.http_minor, headers, framing)
-        head.start = self.start
-        head.who = self.who
-        return head
-
-    def copy(self) -> HttpHead:
-        """Returns the same head for one request alone."""
-        framing, parts = (self.content_length, self.chunked), (self.path, self.query)
-        return HttpHead(self.method, self.target, parts, self.http_minor, self.headers, framing)
-
-    def segments(self) -> list[str]:
-        """The path between its slashes, each part decoded by itself: an escaped slash stays in its part."""
-        return [_unescape(part) for part in self.path[1:].split("/")]
 
 
 class HeadFinder:
@@ -225,23 +167,6 @@ def _framing(headers: dict[bytes, bytes], minor: int, max_body: int) -> tuple[in
     return int(length), False
 
 
-def _keeps_alive(headers: dict[bytes, bytes], minor: int) -> bool:
-    options = headers.get(b"connection")
-    if options is None:
-        return minor > 0
-    listed = [option.strip(b" \t") for option in options.lower().split(b",")]
-    return b"close" not in listed and (minor > 0 or b"keep-alive" in listed)
-
-
-def _expects_continue(headers: dict[bytes, bytes], minor: int) -> bool:
-    expectation = headers.get(b"expect")
-    if expectation is None or minor == 0:
-        return False
-    if expectation.lower() != b"100-continue":
-        raise Fault(417, "the only expectation supported is 100-continue", "bad-expectation")
-    return True
-
-
 def _split_target(method: str, target: bytes, headers: dict[bytes, bytes]) -> tuple[str, str]:
     """Returns path and query. The name of the server in a whole URL takes the place of the Host field (RFC
     9112, 3.2.2): that is what is compared with the names that are allowed."""
@@ -255,18 +180,6 @@ def _split_target(method: str, target: bytes, headers: dict[bytes, bytes]) -> tu
             raise bad_request("the name of the server in the request target is malformed")
         headers[b"host"] = match[1]
     return (match[2] or b"/").decode(), (match[3] or b"").decode()
-
-
-def _unescape(part: str) -> str:
-    if _BAD_ESCAPE.search(part):
-        raise bad_request("the path has a malformed percent escape")
-    try:
-        text = unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise bad_request("the path is not UTF-8") from None
-    if not text.isprintable():
-        raise bad_request("the path holds control characters")
-    return text
 
 
 def _check_field_line(line: bytes) -> None:

@@ -34,6 +34,7 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
+    HttpHead,
     Start,
     hand_over,
     rendered,
@@ -41,7 +42,6 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.http_service import HttpService
 from carpool.frontend.http.image_reading import MAX_PICTURES, Sent, read_head_alone
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute, check_images
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.observe.logs import logger

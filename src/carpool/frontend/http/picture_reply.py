@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import getrandbits
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from carpool.frontend.calls.reused_answer import AnswerNote
 from carpool.frontend.http.exchange import JSON_FIELDS
@@ -12,9 +12,7 @@ from carpool.frontend.http.infer_route import TIMING, VERSION
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.link.step_times import Times
 from carpool.observe.columns import REQUEST_SECONDS
-
-if TYPE_CHECKING:
-    from carpool.frontend.http.image_route import ImageTarget
+from carpool.observe.counters import Row
 
 FORM: Final = "picture"
 """Of answers on the picture routes, by which those of other protocols are told apart."""
@@ -24,13 +22,16 @@ DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 _ASSUMED = b"X-Carpool-Assumed: %b\r\n"
 
 
-def early_fields(target: ImageTarget, note: AnswerNote | None, arrived: float) -> bytes:
-    """Returns the fields of an answer that needed no request, which counts here."""
-    seconds, drawn = monotonic() - arrived, target.drawn
-    target.lane.row.observe(REQUEST_SECONDS, seconds)
+def early_fields(
+    row: Row, drawn: str | None, assumed: bytes, note: AnswerNote | None, arrived: float
+) -> bytes:
+    """Returns the fields of an answer that needed no request, and counts it. `drawn` is the format of a
+    drawing."""
+    seconds = monotonic() - arrived
+    row.observe(REQUEST_SECONDS, seconds)
     times = Times(seconds * 1e3)
     fields = JSON_ANSWER % times if drawn is None else DRAWN_ANSWER % (drawn.encode(), *times)
-    return fields + target.assumed + (b"" if note is None else note.fields)
+    return fields + assumed + (b"" if note is None else note.fields)
 
 
 def assumed_fields(model: PictureModel) -> bytes:

@@ -32,6 +32,7 @@ from carpool.frontend.http.exchange import (
     Collect,
     Exchange,
     Fault,
+    HttpHead,
     Receive,
     bad_request,
     render_head,
@@ -40,7 +41,7 @@ from carpool.frontend.http.exchange import (
 )
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.long_answer import AnswerReader, LongAnswer, LongBody
-from carpool.frontend.http.parsing import HeadFinder, HttpHead
+from carpool.frontend.http.parsing import HeadFinder
 from carpool.frontend.http.shared import BODY_READ, Shared
 
 logger = logging.getLogger(__name__)

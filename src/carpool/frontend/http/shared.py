@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from time import monotonic, time
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
-from carpool.frontend.clients.accounts import CONNECTION, Accounts, Shares
+from carpool.frontend.clients.accounts import CONNECTION, Accounts, Holder, Shares, Stake
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.fairness import Unread
@@ -18,9 +18,6 @@ from carpool.frontend.http.limits import KIB, Limits
 from carpool.frontend.http.long_answer import LongAnswers
 from carpool.frontend.http.parsing import KnownHeads
 from carpool.memory.free_memory import FreeMemory
-
-if TYPE_CHECKING:
-    from carpool.frontend.http.protocol import Connection
 
 _INFLATERS: Final = 2
 _TURN_BYTES: Final = 1536 * 1024
@@ -30,6 +27,24 @@ _CONNECTION_S: Final = 0.0001  # to take it, and to let it go
 _MOST_GO_ON: Final = 8  # go on in one turn, if none of them takes long: each may bring a whole read
 BODY_READ: Final = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
+
+
+class OpenConnection(Holder, Protocol):
+    """Defines a connection as far as the others of its server are concerned."""
+
+    stake: Stake | None
+
+    def seconds_for_body(self, now: float) -> float:
+        """Returns how long the body that it is receiving still takes at its pace."""
+
+    def cut_off_body(self) -> None: ...
+
+    def check_time(self, now: float) -> None: ...
+
+    def retire(self) -> None:
+        """Ends it when what it has begun is answered."""
+
+    def abort(self) -> None: ...
 
 
 Clock: TypeAlias = Callable[[], float]
@@ -133,7 +148,7 @@ class Shared:
         self.unread = unread
         self.turns = Turns(loop, clock)
         self.long_answers = LongAnswers(loop, accounts, self.turns.wait, lambda: self.inflaters)
-        self.connections: set[Connection] = set()
+        self.connections: set[OpenConnection] = set()
         self.lingering = 0
         self.stopping = False
         self.emptied = asyncio.Event()
@@ -155,7 +170,7 @@ class Shared:
             self._inflaters = ThreadPoolExecutor(_INFLATERS, thread_name_prefix="inflate")
         return self._inflaters
 
-    def enter(self, connection: Connection, peer: str) -> Fault | None:
+    def enter(self, connection: OpenConnection, peer: str) -> Fault | None:
         """Count it in; returns why it is to be turned away, if it is."""
         self.charge(peer, _CONNECTION_S)
         self.connections.add(connection)
@@ -165,13 +180,13 @@ class Shared:
         connection.stake = self.accounts.open(peer, CONNECTION, connection, monotonic())
         return None if connection.stake else Fault(503, "too many connections", "too-many-connections")
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: OpenConnection) -> None:
         self.connections.discard(connection)
         self.accounts.close(connection.stake)
         if not self.connections:
             self.emptied.set()
 
-    def cut_off_slowest(self, besides: Connection) -> bool:
+    def cut_off_slowest(self, besides: OpenConnection) -> bool:
         """Cuts off the slowest of the bodies that come into memory of the app, if it would take long; False
         if none would."""
         now = monotonic()

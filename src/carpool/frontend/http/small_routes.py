@@ -21,6 +21,7 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
+    HttpHead,
     Start,
     answer_error,
     choose_encoding,
@@ -36,7 +37,6 @@ from carpool.frontend.http.http_service import (
     site,
 )
 from carpool.frontend.http.image_reading import read_query
-from carpool.frontend.http.parsing import HttpHead
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S

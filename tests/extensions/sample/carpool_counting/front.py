@@ -9,9 +9,13 @@ from urllib.parse import parse_qs
 import orjson
 
 from carpool.errors import InvalidInput
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Start
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Exchange,
+    HttpHead,
+    Start,
+)
 from carpool.frontend.http.http_service import HttpService, answer_document
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.small_routes import with_json
 
 

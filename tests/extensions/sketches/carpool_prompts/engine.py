@@ -14,8 +14,8 @@ import numpy as np
 from carpool.config.repository import ModelVersion
 from carpool.core.job import GONE, READY
 from carpool.engine.engine_parts import EnginePart, EngineServer, Json
-from carpool.engine.models.runtime import EngineParts, Runtime
-from carpool.engine.models.served import Served
+from carpool.engine.models.runtime import EngineParts
+from carpool.engine.models.served import Runtime, Served
 from carpool.engine.models.serving_part import ServingPart
 from carpool.engine.run.batch import Outcome, Route, Work
 from carpool.engine.run.model_inputs import signature_of

@@ -12,9 +12,8 @@ from carpool.errors import CarpoolError, InvalidInput
 from carpool.frontend.access.keys import holder
 from carpool.frontend.calls.lane import ModelLane
 from carpool.frontend.calls.request import OVER, Request, RequestReply
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Start, answer_error
+from carpool.frontend.http.exchange import BodyPlan, Exchange, HttpHead, Start, answer_error
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.small_routes import per_request, with_json
 from carpool.link.door import Answer
 from carpool.link.step_times import Times
