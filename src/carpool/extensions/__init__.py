@@ -143,6 +143,15 @@ _MCP = Routes(
     prefix="/mcp",
     words="mcp_messages:words",
 )
+_EMBEDDINGS = Routes(
+    table=(
+        HttpRoute("POST", "/v1/embeddings", "embedding_routes:start_embeddings"),
+        HttpRoute("GET", "/v1/models", "embedding_routes:start_list", api="metadata"),
+        HttpRoute("GET", "/v1/models/{model}", "embedding_routes:start_one", api="metadata"),
+    ),
+    words="embedding_routes:words",
+)
+# ---- of the other extensions, again ----
 _AGES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)  # seconds
 _OTLP = "OTEL_EXPORTER_OTLP"
 _GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
@@ -251,6 +260,7 @@ BUILT_IN: tuple[Extension, ...] = (
         verbs={"frigate": _FRIGATE_VERB},
     ),
     Extension(name="mcp", api="{url}/mcp", routes=(_MCP,)),
+    Extension(name="embeddings", api="{url}/v1", needs=("text",), routes=(_EMBEDDINGS,)),
     Extension(
         name="cache",
         verbs={"cache": _CACHE_VERB},
