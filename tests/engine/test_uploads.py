@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.loading.candidate import Upload, check_files, remove_abandoned
+from carpool.engine.loading.loadable import Upload, check_files, remove_abandoned
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
 
 
@@ -99,7 +99,7 @@ def test_what_a_killed_process_left_goes_at_the_next_start(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mine = Upload("mine", {"1/a": b""})
     code = (
-        "import os, signal; from carpool.engine.loading.candidate import Upload;"
+        "import os, signal; from carpool.engine.loading.loadable import Upload;"
         "Upload('theirs', {'1/model.py': b'secret'}); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)

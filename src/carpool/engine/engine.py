@@ -21,7 +21,7 @@ from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
 from carpool.engine.fleet.fleet import Fleet, Publisher
 from carpool.engine.fleet.model_calls import ModelCalls
 from carpool.engine.fleet.on_demand import OnDemand
-from carpool.engine.loading.candidate import Override
+from carpool.engine.loading.loadable import Override
 from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore

@@ -16,7 +16,7 @@ from carpool.config.server import ServerSettings
 from carpool.engine.engine import Engine
 from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.model_state import ModelState
-from carpool.engine.loading.candidate import Pin
+from carpool.engine.loading.loadable import Pin
 from carpool.engine.models.served import Served
 from carpool.extension import Extension
 from carpool.extensions import installed, started

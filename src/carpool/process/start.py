@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from carpool.config.server import ServerSettings
 from carpool.engine.control.engine_questions import (
+    ClientRegions,
     ControlDesk,
-    MemoryRegistry,
     answer_profile_questions,
 )
 from carpool.engine.engine import Engine, StartProgress
@@ -74,7 +74,7 @@ def engine_for(
 def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
     """Adds what front ends can ask of the engine besides inference. The desk returned starts the models."""
     host.published = replace(host.published, name=settings.server_name)
-    MemoryRegistry(host, allowed=settings.allow_client_shm)
+    ClientRegions(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
     host.start_parts()
     answer_profile_questions(host)

@@ -17,7 +17,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from carpool.engine.control.engine_questions import MemoryRegistry
+from carpool.engine.control.engine_questions import ClientRegions
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.calls import client_memory
 from carpool.memory.client_files import OpenRegion
@@ -34,7 +34,7 @@ SUM = [[15.0, 1.0, 2.0, 3.0]]
 def allow(front: FrontEnd, allowed: bool = True) -> FrontEnd:
     def teach() -> None:
         host: Any = FakeHost(front.door)
-        MemoryRegistry(host, allowed=allowed)
+        ClientRegions(host, allowed=allowed)
         host.publish()
 
     front.run(teach)

@@ -21,7 +21,7 @@ from carpool.config.server import ServerSettings
 from carpool.core.shares import OF_THE_REST
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
-from carpool.engine.loading.candidate import remove_abandoned
+from carpool.engine.loading.loadable import remove_abandoned
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file, region_key
@@ -35,7 +35,7 @@ _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck: its requests tha
 _log = logger("memory")
 
 
-class MemoryRegistry:
+class ClientRegions:
     """Answers "register-memory" and "unregister-memory". A region belongs to the key that it was registered
     with, and those without a key to all who have none."""
 

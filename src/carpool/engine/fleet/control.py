@@ -17,13 +17,13 @@ from carpool.config.usable_cores import usable_cores
 from carpool.engine.fleet.fleet import Fleet
 from carpool.engine.fleet.model_state import KeptConfig, ModelState
 from carpool.engine.fleet.needed_models import NeededModels
-from carpool.engine.loading.candidate import (
-    Candidate,
+from carpool.engine.loading.loadable import (
+    Loadable,
     Override,
     Pin,
     as_known,
     fingerprint_of,
-    read_candidate,
+    read_loadable,
 )
 from carpool.engine.models.served import Served, VersionState
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
@@ -313,7 +313,7 @@ class ModelControl:
             override = Override(model.kept.config)
         try:
             found = await asyncio.to_thread(
-                read_candidate,
+                read_loadable,
                 model.name,
                 model.places,
                 override,
@@ -331,9 +331,7 @@ class ModelControl:
         config = None if override is None or override.files else override.config
         model.kept = None if config is None else KeptConfig(config, files)
 
-    async def _bring_in(
-        self, model: ModelState, found: Candidate, progress: Progress, checks: Checks
-    ) -> None:
+    async def _bring_in(self, model: ModelState, found: Loadable, progress: Progress, checks: Checks) -> None:
         kept: dict[int, Served] = {}
         fresh: list[ModelVersion] = []
         for version in found.source.versions:
@@ -357,7 +355,7 @@ class ModelControl:
     async def _load_all(
         self,
         model: ModelState,
-        found: Candidate,
+        found: Loadable,
         fresh: Sequence[ModelVersion],
         progress: Progress,
         checks: Checks,

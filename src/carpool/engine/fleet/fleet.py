@@ -9,7 +9,7 @@ from typing import Any
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.loading.candidate import Upload
+from carpool.engine.loading.loadable import Upload
 from carpool.engine.models.batch_runtime import BatchRuntime
 from carpool.engine.models.runtime import Callers, EngineParts, ModelProcess
 from carpool.engine.models.served import Gate, Runtime, Served

@@ -19,7 +19,7 @@ from carpool.core.job import INFINITY, Job, Reason
 from carpool.core.objectives import Promise
 from carpool.core.scaling import capacity
 from carpool.core.scheduler import Scheduler
-from carpool.engine.loading.candidate import Upload
+from carpool.engine.loading.loadable import Upload
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.routes.direct_route import Background
 from carpool.engine.run.batch import Route, Work

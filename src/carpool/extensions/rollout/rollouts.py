@@ -26,7 +26,7 @@ from carpool.engine.engine_host import without_paths
 from carpool.engine.engine_parts import EngineServer
 from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.model_state import ModelState
-from carpool.engine.loading.candidate import Pin, fingerprint_of
+from carpool.engine.loading.loadable import Pin, fingerprint_of
 from carpool.errors import CarpoolError, Unavailable, WrongState
 from carpool.extensions.rollout.capacity import MinuteRates, carries
 from carpool.extensions.rollout.counted import ROLLBACKS

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from carpool.engine.control import engine_questions as memory_registry
-from carpool.engine.control.engine_questions import MemoryRegistry
+from carpool.engine.control import engine_questions
+from carpool.engine.control.engine_questions import ClientRegions
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.memory.client_files import EXTENSION
 from frontend.client_files import client_file
@@ -21,7 +21,7 @@ from frontend.fake_host import FakeHost
 def engine(allowed: bool = True) -> FakeDoor:
     door = FakeDoor()
     host: Any = FakeHost(door)
-    MemoryRegistry(host, allowed=allowed)
+    ClientRegions(host, allowed=allowed)
     host.publish()
     return door
 
@@ -108,7 +108,7 @@ def test_a_name_is_registered_once() -> None:
 
 
 def test_the_number_of_regions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_registry, "MAX_REGIONS", 3)
+    monkeypatch.setattr(engine_questions, "MAX_REGIONS", 3)
     door = engine()
     with client_file(bytes(8)) as file:
         for name in "abc":
@@ -145,7 +145,7 @@ def test_only_what_is_registered_is_open_here() -> None:
 
 
 def test_a_region_belongs_to_the_key_that_registered_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_registry, "MAX_REGIONS", 8)
+    monkeypatch.setattr(engine_questions, "MAX_REGIONS", 8)
     door = engine()
 
     def ask(what: str, by: str, **fields: Any) -> None:

@@ -141,7 +141,7 @@ class Override:
 
 
 @dataclass(slots=True)
-class Candidate:
+class Loadable:
     """Read at one moment, and worthless if the files change before all of it is loaded."""
 
     source: ModelSource
@@ -194,13 +194,13 @@ def fingerprint_of(places: Sequence[Path]) -> Fingerprint:
         return Fingerprint()
 
 
-def read_candidate(
+def read_loadable(
     name: str,
     places: Sequence[Path],
     override: Override | None,
     with_promise: Callable[[ModelConfig], ModelConfig],
     pin: Pin | None = None,
-) -> Candidate:
+) -> Loadable:
     """Reads its settings, versions and files; not for the loop's thread. `pin` may choose the versions."""
     upload = Upload(name, override.files) if override is not None and override.files else None
     try:
@@ -210,7 +210,7 @@ def read_candidate(
         for warning in warnings:
             log.warning("config", message=warning)
         source = replace(source, config=with_promise(source.config))
-        return Candidate(source, fingerprint, place, upload)
+        return Loadable(source, fingerprint, place, upload)
     except BaseException:
         if upload is not None:
             upload.leave()
