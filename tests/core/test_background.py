@@ -105,7 +105,7 @@ def test_it_leaves_no_trace_in_what_the_gate_knows() -> None:
     assert core.rate(0.3) == 0.0
     assert not core.lanes.by_key
     assert core.instances[0].speed.mean == 1.0
-    assert core.drift.factor == 1.0
+    assert core.trend.factor == 1.0
     assert background.ran == len(taken)
 
 
@@ -258,8 +258,8 @@ def test_what_was_measured_again_is_what_is_believed() -> None:
     faster = BatchCurve([(size, seconds / 2) for size, seconds in CURVE.points], CURVE.max_batch)
     core.measured_again(faster, 1.0)
     assert core.curve.times == faster.times
-    assert core.drift.profile is faster
-    assert core.drift.factor == 1.0
+    assert core.trend.profile is faster
+    assert core.trend.factor == 1.0
 
 
 def test_what_was_learned_of_the_machine_stays_when_the_model_becomes_faster() -> None:
@@ -276,5 +276,5 @@ def test_what_was_learned_of_the_machine_stays_when_the_model_becomes_faster() -
     assert core.belief.slowest(cautious=False) == slower > 1.5
     assert core.curve.times[1] == pytest.approx(3 * CURVE.times[1] / 2), "one that proved slow is still slow"
     assert core.curve.times[64] == pytest.approx(faster.times[64])
-    assert core.drift.profile is faster
+    assert core.trend.profile is faster
     assert core.belief is core._beliefs.of(core.kind, 1.0)

@@ -170,14 +170,14 @@ def test_kinds_that_take_turns_are_told_of_once_each() -> None:
     told = []
 
     def seconds(batch: Batch, now: float) -> float:
-        if core.belief.drift.news(now) is not None:
-            told.append((batch.jobs[0].shape, core.belief.drift.told))
+        if core.belief.trend.news(now) is not None:
+            told.append((batch.jobs[0].shape, core.belief.trend.told))
         return device(batch, now)
 
     arrivals = [a for at in range(60) for a in steady(900, at, at + 1, ("files", "tensors")[at % 2])]
     play(core, arrivals, seconds)
     assert len(told) <= 4  # where they settled, perhaps in two steps as batches grew
-    assert core.belief.drift.told < 0.8
+    assert core.belief.trend.told < 0.8
 
 
 def test_an_idle_device_judges_a_newcomer_by_its_own_kind() -> None:

@@ -107,7 +107,7 @@ def test_speeds_are_said_in_the_new_terms() -> None:
     assert belief.curve.times[1] == pytest.approx(0.0006, rel=0.01), "it is counted with the next curve too"
 
 
-def test_drift_is_about_the_device_alone() -> None:
+def test_a_trend_is_about_the_device_alone() -> None:
     scheduler = Scheduler(QUICK, Promise(0.02, 32))
     now = 0.0
     for _ in range(2000):
@@ -116,8 +116,8 @@ def test_drift_is_about_the_device_alone() -> None:
         assert batch is not None
         now += QUICK.times[1] + 0.0003
         scheduler.finished(batch, now, QUICK.times[1])
-    assert scheduler.drift.factor == pytest.approx(1.0)
-    assert scheduler.belief.runs is scheduler.drift.profile
+    assert scheduler.trend.factor == pytest.approx(1.0)
+    assert scheduler.belief.runs is scheduler.trend.profile
     assert scheduler.belief.handover.counted == pytest.approx(0.0003, rel=0.2)
     assert scheduler.instances[0].speed.mean == pytest.approx(1.0, rel=0.2)
 

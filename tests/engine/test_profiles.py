@@ -119,8 +119,8 @@ def test_each_kind_of_work_is_told_of_once(tmp_path: Path, caplog: pytest.LogCap
                 batch = scheduler.decide(now).batch
                 assert batch is not None
                 for number in range(100):
-                    took = factor * scheduler.drift.profile.times[1]
-                    batch.belief.drift.ran(1, took, batch.belief.curve, now - 10 + number / 10)
+                    took = factor * scheduler.trend.profile.times[1]
+                    batch.belief.trend.ran(1, took, batch.belief.curve, now - 10 + number / 10)
                 scheduler.finished(batch, now)
                 served.runtime.batch_ended(BatchResult([], 0.0), batch)
 

@@ -195,7 +195,7 @@ class Routes:
         for model in self.server.host.engine.control.models.values():
             for served in model.serving.values():
                 name = f"{served.name}:{served.version}"
-                if served.is_ensemble and isinstance(route := served.runtime.route(), PipelineRoute):
+                if served.runs_nothing and isinstance(route := served.runtime.route(), PipelineRoute):
                     remaining = route.remaining
                     found[f"{name} open"] = (
                         len(route.under_way) + remaining._under_way + sum(remaining._coming)

@@ -139,10 +139,10 @@ class Constants:
     forget_s: float = 10.0
     """An idle instance drifts back to its profile with this time constant."""
 
-    drift: float = 0.2
-    drift_over: float = 0.1
-    drift_s: float = 1.0
-    drift_weight: float = 0.1
+    trend: float = 0.2
+    trend_over: float = 0.1
+    trend_s: float = 1.0
+    trend_weight: float = 0.1
     """Slower or faster than the profile by a fifth, for a second, is worth telling, once; within a tenth it
     is over. The gap between the two keeps a device at the edge from being told of all day. Each batch moves
     the figure by a tenth of its surprise, and what is told is where it settled."""

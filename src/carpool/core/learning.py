@@ -179,7 +179,7 @@ _SHORTEST_S = 1e-9  # clocks tick
 _SAME = 1e-5  # curves closer than this need not replace each other
 
 
-class Drift:
+class Trend:
     """Detects a profile that no longer holds: noticed, told once, and put right from the batches of all
     instances.
 
@@ -194,7 +194,7 @@ class Drift:
     def __init__(self, profile: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self._profile = profile
         self._constants = constants
-        self._far, self._near = log(1 + constants.drift), log(1 + constants.drift_over)
+        self._far, self._near = log(1 + constants.trend), log(1 + constants.trend_over)
         # A batch counts for the point that is nearest by ratio.
         self._between = [sqrt(small * large) for (small, _), (large, _) in pairwise(profile.points)]
         self._off = 0.0
@@ -238,7 +238,7 @@ class Drift:
         self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
         if self._second_chance[index] and count + 1 >= self._constants.relearn_least:
             self._early = True
-        self._off += self._constants.drift_weight * (log(seconds / self._profile.times[images]) - self._off)
+        self._off += self._constants.trend_weight * (log(seconds / self._profile.times[images]) - self._off)
         # Further from what was told than noise goes; what was told stays until it is clearly over.
         if abs(self._off) < self._near:
             is_news = self._told != 0.0
@@ -255,7 +255,7 @@ class Drift:
     def news(self, now: float) -> float | None:
         """Returns the factor, once for every change that lasts; 1 when it is over."""
         c = self._constants
-        if self._suspect is None or now - self._suspect < c.drift_s or self._batches < 1 / c.drift_weight:
+        if self._suspect is None or now - self._suspect < c.trend_s or self._batches < 1 / c.trend_weight:
             return None
         self._suspect = None
         self._told = 0.0 if abs(self._off) < self._near else self._off
@@ -342,12 +342,12 @@ class Belief:
     everything is decided: those runs, and handing them over.
     """
 
-    __slots__ = ("_begun", "_rested", "_tries", "curve", "drift", "handover", "ran", "runs", "speeds")
+    __slots__ = ("_begun", "_rested", "_tries", "curve", "handover", "ran", "runs", "speeds", "trend")
 
     def __init__(self, profile: BatchCurve, instances: int, now: float, constants: Constants) -> None:
         self.runs = self.curve = profile
         self.handover = Handover(constants)
-        self.drift = Drift(profile, constants)
+        self.trend = Trend(profile, constants)
         self.speeds = [Speed(constants) for _ in range(instances)]
         self.ran = _NEVER  # when a batch of this kind last started or ended
         self._begun = self._rested = now
@@ -365,11 +365,11 @@ class Belief:
     def replan(self, profile: BatchCurve, constants: Constants) -> None:
         """The model's batches take another time from here on. Each point moves as the profile's did: how the
         machine differs from its profile, the handover and the instances' speeds stay as they were learned."""
-        before = self.drift.profile.times
+        before = self.trend.profile.times
         moved = {size: seconds * profile.times[size] / before[size] for size, seconds in self.runs.points}
         points = [(size, moved.get(size, seconds)) for size, seconds in profile.points]
         self.runs = BatchCurve.measured(points, profile.max_batch, profile.buckets)
-        self.drift = Drift(profile, constants)
+        self.trend = Trend(profile, constants)
         self._believe(1.0)
 
     def count_handover(self, images: int) -> None:
@@ -390,8 +390,8 @@ class Belief:
         """All at once, where there is one kind: learn, rest from now on, and give in to what lasts."""
         self.learn(index, images, took)
         self.laid_aside(now)
-        if self.drift.ran(images, took, self.runs, now):
-            learned = self.drift.relearned(self.runs, now)
+        if self.trend.ran(images, took, self.runs, now):
+            learned = self.trend.relearned(self.runs, now)
             if learned is not None:
                 self.adopt(*learned)
 

@@ -247,12 +247,12 @@ class Scheduler(SchedulerState):
         if belief.handover.is_news(belief.curve.times[1], now):
             belief.count_handover(batch.images)
             self._believe(self.belief, now)  # which may be this one
-        if not belief.drift.ran(batch.images, seconds, belief.runs, now):
+        if not belief.trend.ran(batch.images, seconds, belief.runs, now):
             return
         if self.instances.differ(belief):  # one slow instance is no reason to think worse of all
-            belief.drift.put_off(now)
+            belief.trend.put_off(now)
             return
-        learned = belief.drift.relearned(belief.runs, now)
+        learned = belief.trend.relearned(belief.runs, now)
         if learned is not None:
             belief.adopt(*learned)
             self._believe(self.belief, now)

@@ -13,7 +13,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Instance, Instances
 from carpool.core.intake import Intake
 from carpool.core.job import GONE, INFINITY, ORDINARY, GivenUp, Job, Lane, Reason, Refusal
-from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
+from carpool.core.learning import Belief, Beliefs, Doubt, Lag, Rate, Trend
 from carpool.core.queue import Lanes
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
@@ -101,8 +101,8 @@ class SchedulerState:
             self._believe(belief, now)
 
     @property
-    def drift(self) -> Drift:
-        return self.belief.drift
+    def trend(self) -> Trend:
+        return self.belief.trend
 
     def rate(self, now: float) -> float:
         """Returns images offered per second, refusals included."""

@@ -179,10 +179,10 @@ class Engine:
         config = self._pictures.applied(config)
         slo_ms, may_grow = self._slo_ms, False
         if slo_ms is None:
-            of_ensemble = self.control.steps.promised(config)
-            if of_ensemble is None:
+            promised = self.control.steps.promised(config)
+            if promised is None:
                 return config
-            slo_ms, may_grow = of_ensemble.slo * 1e3, of_ensemble.may_grow
+            slo_ms, may_grow = promised.slo * 1e3, promised.may_grow
         config, warnings = with_promise(config, slo_ms)
         config = replace(config, slo_may_grow=may_grow)
         for warning in warnings:

@@ -210,7 +210,7 @@ class EngineHost(Publisher):
             batching=Batching(config.mode.value, promise),
             traits=Traits(
                 hosted=served.hosted,
-                fetches=not served.hosted and not served.is_ensemble,
+                fetches=not served.hosted and not served.runs_nothing,
                 decoupled=config.decoupled or served.writes,
                 writes=served.writes,
             ),

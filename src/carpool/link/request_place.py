@@ -18,7 +18,7 @@ from carpool.wire.v2 import Buffer
 COPIED_AT_ONCE = 64 * 1024
 """Bytes to copy without letting other threads run: shorter than waiting for one's turn again, if they do."""
 
-_ENSEMBLE = "ensemble"
+_OF_STEPS = "ensemble"
 _NO_MEMORY = mmap(-1, 1)
 _NOTHING: Mapping[str, Array] = {}
 
@@ -138,7 +138,7 @@ class RequestPlace:
         entry = self.template.entry
         assert entry is not None  # else it was not submitted
         names = self.template.outputs
-        if entry.published.platform == _ENSEMBLE:  # its steps may leave some out
+        if entry.published.platform == _OF_STEPS:  # its steps may leave some out
             names = [name for name in names if name in rows]
         places, buffers = self._lined_up(names, rows)
         if end_of(places) <= self.capacity:

@@ -129,7 +129,7 @@ def ensemble(
             inputs = tuple(spec(name) for name, _ in one.inputs)
             served = SimpleNamespace(
                 signature=Signature(one.model, inputs, (spec("y"),), 8),
-                is_ensemble=False,
+                runs_nothing=False,
                 hosted=one.number in hosted,
                 promises=True,
                 slo=1.0,

@@ -157,7 +157,7 @@ class Disk:
 class FakeServed:
     """A version that is loaded when a moment has passed."""
 
-    is_ensemble = writes = hosted = False
+    runs_nothing = writes = hosted = False
     profile = None
     able, vision, choices = True, None, ()
     rows: Sequence[str] = ()

@@ -227,7 +227,7 @@ class Fleet:
         self.newest.clear()
         everything = list(self.leaving.values())
         for first in (True, False):  # ensembles: their requests need the others
-            going = [served for served in everything if served.is_ensemble is first]
+            going = [served for served in everything if served.runs_nothing is first]
             await asyncio.gather(*(served.unload(timeout) for served in going))
         self.leaving.clear()
         self.routes.clear()

@@ -215,10 +215,10 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             return
         if self._promises and self.scheduler is not None and self.served.state is VersionState.READY:
             # A promise rests on the profile: when that stops being true, it is said once per kind of work.
-            self._row.set(columns.SPEED_RATIO, self.scheduler.belief.drift.factor)
-            factor = batch.belief.drift.news(now)
+            self._row.set(columns.SPEED_RATIO, self.scheduler.belief.trend.factor)
+            factor = batch.belief.trend.news(now)
             if factor is not None:
-                self._warn_of_drift(round(factor, 3), batch.jobs[0].shape)
+                self._warn_of_trend(round(factor, 3), batch.jobs[0].shape)
         self._images[batch.images] += batch.images
         good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
         if good:
@@ -264,7 +264,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
                 found[size] += count
         return found
 
-    def _warn_of_drift(self, factor: float, shape: Hashable) -> None:
+    def _warn_of_trend(self, factor: float, shape: Hashable) -> None:
         which = {} if shape is None else {"shape": str(shape)}  # where requests may differ
         served = self.served
         log.warning("profile-drift", model=served.name, version=served.version, factor=factor, **which)

@@ -122,7 +122,7 @@ class SecondLook:
         points = tuple(replace(p, seconds=p.seconds * _nearest(ratios, p.size)) for p in before.points)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         profile = replace(before, measured=Measured(points, before.measured.ended), measured_at=at, reused="")
-        old = scheduler.drift.profile
+        old = scheduler.trend.profile
         curve = profile.measured.curve(old.max_batch, old.buckets)
         scheduler.measured_again(curve, monotonic())
         served.choices = self._sentences(before, old, profile, curve)

@@ -73,8 +73,8 @@ class Served:
         self.runtime = runtime(self)
 
     @property
-    def is_ensemble(self) -> bool:
-        """It runs nothing itself."""
+    def runs_nothing(self) -> bool:
+        """Returns whether its requests are answered by other models, its steps, alone."""
         return bool(self.config.needs)
 
     @property
@@ -132,7 +132,7 @@ class Served:
         self.counters.row.set(columns.UNBATCHED, float(bool(self.signature.unbatched)))
         if self.profile is not None:
             self.counters.row.set(columns.RUN_MEMORY, self.profile.memory.service)
-        facts = {} if self.is_ensemble else self._facts()
+        facts = {} if self.runs_nothing else self._facts()
         log.info("model-ready", model=self.name, version=self.version, **facts, seconds=round(seconds, 3))
 
     def _facts(self) -> dict[str, object]:

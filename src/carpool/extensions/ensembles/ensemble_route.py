@@ -199,7 +199,7 @@ class EnsembleRun:
             return
         child = self._child(bound, inputs, images, first)
         self._under_way[child] = bound
-        if not bound.served.is_ensemble:
+        if not bound.served.runs_nothing:
             booking.reaches(first, images)
         try:
             if bound.served.hosted:
@@ -252,7 +252,7 @@ class EnsembleRun:
         child.details = work.details
         child.may_omit = True
         child.packed = work.packed
-        if bound.served.is_ensemble:
+        if bound.served.runs_nothing:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)
         elif served.promises:
@@ -276,7 +276,7 @@ class EnsembleRun:
         self._note(bound, outcome.timing)
         for name, tensor in bound.step.outputs:
             self.tensors[tensor] = outcome.outputs.get(name)
-        if not bound.served.is_ensemble:
+        if not bound.served.runs_nothing:
             self._whole.booking.ends(self._whole.first + bound.first, monotonic())
         self.go_on()
 

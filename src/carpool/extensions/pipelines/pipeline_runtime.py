@@ -91,5 +91,5 @@ def _facts(served: Served) -> StepFacts:
     """Returns the facts of a model as a step."""
     vision = served.vision
     if vision is None:
-        return StepFacts(None, runs_nothing=served.is_ensemble)
+        return StepFacts(None, runs_nothing=served.runs_nothing)
     return StepFacts(str(vision.task), vision.sides, labels=vision.labels)

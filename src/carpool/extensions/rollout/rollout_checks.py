@@ -131,7 +131,7 @@ def not_for_two(model: ModelState | None) -> str:
             return "it writes token by token, and such responses are not compared"
         if served.config.decoupled:
             return "it is decoupled, and several responses to a request are not compared"
-        if served.is_ensemble:
+        if served.runs_nothing:
             return "its versions have the same steps; roll out the models that are its steps"
     return ""
 

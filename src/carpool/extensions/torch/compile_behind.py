@@ -217,7 +217,7 @@ class CompileBehind:
             size, seconds = times[place]
             shortest = min(shortest, seconds) if size not in fast else seconds
             times[place] = size, shortest
-        old = scheduler.drift.profile
+        old = scheduler.trend.profile
         scheduler.replanned(BatchCurve.measured(times, old.max_batch, old.buckets), monotonic())
 
     def _say(self) -> None:

@@ -194,7 +194,7 @@ def _cuda_register(_service: GrpcService, _request: Any) -> Document:
 # ---- settings ----------------------------------------------------------------------------------------------
 
 
-async def _trace_setting(service: GrpcService, request: Any) -> Document:
+async def trace_setting(service: GrpcService, request: Any) -> Document:
     """A setting without a value is cleared."""
     changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
     asked = {"model": request.model_name, "settings": changes}
@@ -244,7 +244,7 @@ CALLS = (
     RpcMethod("CudaSharedMemoryStatus", lambda _service, _request: {}),
     RpcMethod("CudaSharedMemoryRegister", _cuda_register),
     RpcMethod("CudaSharedMemoryUnregister", lambda _service, _request: {}),
-    RpcMethod("TraceSetting", _trace_setting),
+    RpcMethod("TraceSetting", trace_setting),
     RpcMethod("LogSettings", _log_settings, told_who=True),
 )
 """With ModelInfer and ModelStreamInfer, all of the service."""

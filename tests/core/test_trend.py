@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
-from carpool.core.learning import Drift
+from carpool.core.learning import Trend
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
@@ -20,73 +20,73 @@ CURVE = BatchCurve.parse("1:5,8:12,32:36")
 
 
 def feed(
-    drift: Drift, factor: float, seconds: float, *, at: float = 0.0, images: int = 8, step: float = 0.02
+    trend: Trend, factor: float, seconds: float, *, at: float = 0.0, images: int = 8, step: float = 0.02
 ) -> list[float]:
     """Batches of one size, one after the other; what was told on the way."""
     told = []
     for number in range(round(seconds / step)):
         now = at + number * step
-        drift.ran(images, factor * CURVE.times[images], CURVE, now)
-        news = drift.news(now)
+        trend.ran(images, factor * CURVE.times[images], CURVE, now)
+        news = trend.news(now)
         if news is not None:
             told.append(news)
     return told
 
 
 def test_a_device_that_keeps_to_its_profile_is_no_news() -> None:
-    drift, random = Drift(CURVE), Random(1)
+    trend, random = Trend(CURVE), Random(1)
     for number in range(5000):
-        drift.ran(8, CURVE.times[8] * random.lognormvariate(0, 0.1), CURVE, number * 0.02)
-        assert drift.news(number * 0.02) is None
-    assert drift.factor == pytest.approx(1.0, abs=0.1)
+        trend.ran(8, CURVE.times[8] * random.lognormvariate(0, 0.1), CURVE, number * 0.02)
+        assert trend.news(number * 0.02) is None
+    assert trend.factor == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_lasting_change_is_told_once_and_so_is_its_end() -> None:
-    drift = Drift(CURVE)
-    assert feed(drift, 1.0, 5) == []
-    assert drift.told == 1.0
-    (slow,) = feed(drift, 1.6, 30, at=5)
+    trend = Trend(CURVE)
+    assert feed(trend, 1.0, 5) == []
+    assert trend.told == 1.0
+    (slow,) = feed(trend, 1.6, 30, at=5)
     assert slow == pytest.approx(1.6, rel=0.1)
-    assert feed(drift, 1.0, 30, at=35) == [1.0]
+    assert feed(trend, 1.0, 30, at=35) == [1.0]
 
 
 @pytest.mark.parametrize("step", [0.005, 0.06, 0.3, 2.0])
 def test_nothing_is_told_on_the_way(step: float) -> None:
     """However often batches run: first where it settled, then that it is over."""
-    drift = Drift(CURVE)
+    trend = Trend(CURVE)
     told = [
         news
         for part, factor in enumerate((1.0, 2.0, 1.0))
-        for news in feed(drift, factor, 300 * step + 10, at=part * (300 * step + 10), step=step)
+        for news in feed(trend, factor, 300 * step + 10, at=part * (300 * step + 10), step=step)
     ]
     assert told == [pytest.approx(2.0, rel=0.1), 1.0]
 
 
 def test_a_short_spell_is_not_told() -> None:
-    drift = Drift(CURVE)
-    assert feed(drift, 1.0, 2) == []
-    assert feed(drift, 1.6, 0.8, at=2) == []
-    assert feed(drift, 1.0, 5, at=2.8) == []
+    trend = Trend(CURVE)
+    assert feed(trend, 1.0, 2) == []
+    assert feed(trend, 1.6, 0.8, at=2) == []
+    assert feed(trend, 1.0, 5, at=2.8) == []
 
 
 def test_a_device_at_the_edge_is_not_told_of_again_and_again() -> None:
-    drift = Drift(CURVE)
-    told = [news for half in range(40) for news in feed(drift, (1.16, 1.26)[half % 2], 3, at=3 * half)]
+    trend = Trend(CURVE)
+    told = [news for half in range(40) for news in feed(trend, (1.16, 1.26)[half % 2], 3, at=3 * half)]
     assert len(told) <= 1
 
 
 def test_it_is_told_again_when_it_gets_much_worse() -> None:
-    drift = Drift(CURVE)
-    told = feed(drift, 1.4, 10) + feed(drift, 2.2, 10, at=10)
+    trend = Trend(CURVE)
+    told = feed(trend, 1.4, 10) + feed(trend, 2.2, 10, at=10)
     assert told == pytest.approx([1.4, 2.2], rel=0.1)
 
 
 def test_the_curve_moves_where_batches_were_run_and_follows_elsewhere() -> None:
-    drift = Drift(CURVE)
+    trend = Trend(CURVE)
     for number in range(400):
         images, factor = ((1, 1.0), (32, 2.0))[number % 2]
-        drift.ran(images, factor * CURVE.times[images], CURVE, number * 0.02)
-    learned = drift.relearned(CURVE, 8.0)
+        trend.ran(images, factor * CURVE.times[images], CURVE, number * 0.02)
+    learned = trend.relearned(CURVE, 8.0)
     assert learned is not None
     curve, factor = learned
     assert curve.times[1] == pytest.approx(CURVE.times[1])
@@ -96,58 +96,58 @@ def test_the_curve_moves_where_batches_were_run_and_follows_elsewhere() -> None:
 
 
 def test_nothing_is_learned_from_little_or_from_what_fits() -> None:
-    drift = Drift(CURVE)
-    assert drift.relearned(CURVE, 100.0) is None
-    feed(drift, 1.6, 4.9)
-    assert drift.relearned(CURVE, 4.9) is None  # not long enough
-    drift = Drift(CURVE)
-    feed(drift, 1.6, 10, step=1.0)
-    assert drift.relearned(CURVE, 10.0) is None  # not often enough
-    drift = Drift(CURVE)
-    feed(drift, 1.05, 10)
-    assert drift.relearned(CURVE, 10.0) is None
-    drift.ran(8, 0.0, CURVE, 10.0)  # a clock that did not tick
+    trend = Trend(CURVE)
+    assert trend.relearned(CURVE, 100.0) is None
+    feed(trend, 1.6, 4.9)
+    assert trend.relearned(CURVE, 4.9) is None  # not long enough
+    trend = Trend(CURVE)
+    feed(trend, 1.6, 10, step=1.0)
+    assert trend.relearned(CURVE, 10.0) is None  # not often enough
+    trend = Trend(CURVE)
+    feed(trend, 1.05, 10)
+    assert trend.relearned(CURVE, 10.0) is None
+    trend.ran(8, 0.0, CURVE, 10.0)  # a clock that did not tick
 
 
-def look(drift: Drift, curve: BatchCurve, now: float, **took: float) -> tuple[BatchCurve, float]:
+def look(trend: Trend, curve: BatchCurve, now: float, **took: float) -> tuple[BatchCurve, float]:
     """Fifty batches of each size (named `_8`), in ms, over five seconds; the curve that follows."""
     for number in range(50):
         for size, ms in took.items():
-            drift.ran(int(size[1:]), ms / 1e3, curve, now + number / 10)
-    learned = drift.relearned(curve, now + 5.0)
+            trend.ran(int(size[1:]), ms / 1e3, curve, now + number / 10)
+    learned = trend.relearned(curve, now + 5.0)
     return (curve if learned is None else learned[0]), now + 5.0
 
 
-def looks_until_32_is_tried(drift: Drift, curve: BatchCurve, now: float) -> tuple[int, BatchCurve, float]:
+def looks_until_32_is_tried(trend: Trend, curve: BatchCurve, now: float) -> tuple[int, BatchCurve, float]:
     for number in range(1000):
         if curve.efficient[32] == 32:
             return number, curve, now
-        curve, now = look(drift, curve, now, _8=12.0)
+        curve, now = look(trend, curve, now, _8=12.0)
     raise AssertionError("it is never tried again")
 
 
 def test_a_size_that_once_proved_slow_is_tried_again_and_may_stay() -> None:
-    drift = Drift(CURVE)
-    curve, now = look(drift, CURVE, 0.0, _8=12.0, _32=72.0)
+    trend = Trend(CURVE)
+    curve, now = look(trend, CURVE, 0.0, _8=12.0, _32=72.0)
     assert curve.efficient[32] == 8
-    looks, curve, now = looks_until_32_is_tried(drift, curve, now)
+    looks, curve, now = looks_until_32_is_tried(trend, curve, now)
     assert 5 <= looks <= 25
-    curve, now = look(drift, curve, now, _32=36.0)
+    curve, now = look(trend, curve, now, _32=36.0)
     assert curve.times[32] == pytest.approx(0.036, rel=0.12)
     assert curve.efficient[32] == 32
 
 
 def test_a_size_that_is_slow_for_good_is_tried_ever_less_and_for_a_few_batches() -> None:
-    drift = Drift(CURVE)
-    curve, now = look(drift, CURVE, 0.0, _8=12.0, _32=72.0)
+    trend = Trend(CURVE)
+    curve, now = look(trend, CURVE, 0.0, _8=12.0, _32=72.0)
     waits = []
     for _ in range(7):
-        looks, curve, now = looks_until_32_is_tried(drift, curve, now)
+        looks, curve, now = looks_until_32_is_tried(trend, curve, now)
         waits.append(looks)
         for _ in range(10):
-            assert drift.relearned(curve, now) is None
-            drift.ran(32, 0.072, curve, now)
-        learned = drift.relearned(curve, now)
+            assert trend.relearned(curve, now) is None
+            trend.ran(32, 0.072, curve, now)
+        learned = trend.relearned(curve, now)
         assert learned is not None, "ten batches are enough to see that it was no good"
         curve = learned[0]
         assert curve.times[32] == pytest.approx(0.072)
@@ -157,10 +157,10 @@ def test_a_size_that_is_slow_for_good_is_tried_ever_less_and_for_a_few_batches()
 
 
 def test_a_size_that_proved_fast_keeps_its_name() -> None:
-    drift = Drift(CURVE)
-    curve, now = look(drift, CURVE, 0.0, _8=12.0, _32=18.0)
+    trend = Trend(CURVE)
+    curve, now = look(trend, CURVE, 0.0, _8=12.0, _32=18.0)
     for _ in range(100):
-        curve, now = look(drift, curve, now, _8=12.0)
+        curve, now = look(trend, curve, now, _8=12.0)
     assert curve.times[32] == pytest.approx(0.018)
 
 
