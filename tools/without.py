@@ -110,11 +110,21 @@ def copy_without(names: Sequence[str], folder: Path) -> None:
             there.parent.mkdir(parents=True, exist_ok=True)
             copy = _link if (ROOT / file).stat().st_size > _LINKED_BYTES else shutil.copy2
             copy(ROOT / file, there)
+    for test in (folder / "tests").rglob("*.py"):  # what imports a feature is one of its tests
+        if _of_tests(names).search(test.read_text("utf-8")):
+            test.unlink()
     lines = (folder / LIST).read_text("utf-8").splitlines(keepends=True)
     for name in names:
         call = extensions()[name]
         lines[call.lineno - 1 : call.end_lineno] = [""] * len(lines[call.lineno - 1 : call.end_lineno])
     (folder / LIST).write_text("".join(lines), "utf-8")
+
+
+def _of_tests(names: Sequence[str]) -> re.Pattern[str]:
+    """Returns what finds an import of these extensions, or of what their tests share, at the top of a file."""
+    either = "|".join(names)
+    inside = rf"(?:carpool\.)?extensions\.(?:{either})\b|(?:carpool\.)?extensions import (?:{either})\b"
+    return re.compile(rf"^(?:from|import) (?:{inside})|^from {inside}", re.MULTILINE)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -204,7 +214,8 @@ def without(name: str, tests: Sequence[str], limit_s: float) -> Row:
         folder = Path(made)
         copy_without(names, folder)
         own = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL_", "PYTEST_"))}
-        environment = own | {"PYTHONPATH": str(folder / "src"), "TMPDIR": made}
+        more = {"PYTHONPATH": str(folder / "src"), "TMPDIR": made, "WITHOUT_EXTENSIONS": " ".join(names)}
+        environment = own | more
         row = Row(" ".join(names), imports(names, folder))
         row.serves = serves(folder, environment)
         row.tests, row.failed = tested(tests, folder, environment, limit_s)

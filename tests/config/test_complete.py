@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from absent import needs, rows
 from carpool.config.completing import complete
 from carpool.config.model import (
     DEFAULT_MAX_BATCH,
@@ -121,22 +122,26 @@ def test_a_file_that_says_nothing_needs_declarations() -> None:
     assert done.inputs[0].dims == (2,)
 
 
+@needs("streams")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("response_cache = true", "a cache stores the one response"),
-        ("[cache]\nttl_s = 5", "a cache stores the one response"),
-        ("[rollout]\ncanary = [0.1]", "a rollout compares the one response"),
-        (
-            "[registry]\nstable = 'models:/m@a'\ncandidate = 'models:/m@b'",
-            "a rollout compares the one response",
+        *rows("cache", ("response_cache = true", "a cache stores the one response")),
+        *rows("cache", ("[cache]\nttl_s = 5", "a cache stores the one response")),
+        *rows("rollout", ("[rollout]\ncanary = [0.1]", "a rollout compares the one response")),
+        *rows(
+            "registry rollout",
+            (
+                "[registry]\nstable = 'models:/m@a'\ncandidate = 'models:/m@b'",
+                "a rollout compares the one response",
+            ),
         ),
         ("slo_ms = 50", "slo_ms is the latency of a single response"),
         (
             "[batching]\npreserve_ordering = true",
             "preserve_ordering needs requests with exactly one response",
         ),
-        ("[sequences]\nstrategy = 'oldest'", "the next request of a sequence waits"),
+        *rows("sequences", ("[sequences]\nstrategy = 'oldest'", "the next request of a sequence waits")),
         ("backend = 'onnxruntime'", "it is for Python models"),
     ],
 )

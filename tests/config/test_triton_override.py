@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from absent import rows
 from carpool.config.model import AllVersions, Mode, ModelConfig, SpecificVersions
 from carpool.config.triton import config_document, pbtxt_config, read_override
 from carpool.core.objectives import FixedBatching, TimeoutAction
@@ -143,7 +144,10 @@ def test_null_leaves_a_field_out_and_the_name_is_the_models() -> None:
         ({"backend": 3}, "config.backend: takes a string"),
         ({"sequence_batching": {"iterative_sequence": True}}, "iterative_sequence is not supported"),
         ({"model_transaction_policy": {"decoupled": 1}}, "decoupled"),
-        ({"platform": "ensemble"}, 'config.platform: platform "ensemble" needs ensemble_scheduling'),
+        *rows(
+            "ensembles",
+            ({"platform": "ensemble"}, 'config.platform: platform "ensemble" needs ensemble_scheduling'),
+        ),
         ({"name": "other"}, 'config.name: "other" is not the model to be loaded, "m"'),
         ({"default_model_filename": "../secret"}, "must be a file inside"),
         ({"version_policy": {"all": {}, "latest": {"num_versions": 1}}}, 'multiple "policy_choice"'),

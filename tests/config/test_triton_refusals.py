@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from absent import rows
 from carpool.config.rules import read_settings
 from carpool.config.triton import NO_EFFECT, UNSUPPORTED, pbtxt_config, read_pbtxt
 from carpool.config.triton_text import MAX_VALUES
@@ -44,7 +45,7 @@ def refused(text: str) -> str:
         ("input: 5", "takes a message in braces"),
         ("response_cache { enable: yes }", "true or false"),
         ('response_cache { enable: "true" }', "true or false"),
-        ('platform: "ensemble"', "needs ensemble_scheduling"),
+        *rows("ensembles", ('platform: "ensemble"', "needs ensemble_scheduling")),
         ('platform: "onnxruntime_onnx" backend: "python"', "does not run platform"),
         (
             "version_policy { all {} latest { num_versions: 1 } }",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from absent import in_whole_server
 from carpool.observe import columns
 from carpool.observe.prometheus import chosen
 
@@ -13,11 +14,13 @@ FAMILIES = chosen({"counter_latencies": True, "histogram_latencies": True})
 NAMES = {family.name for family in FAMILIES}
 
 
+@in_whole_server
 def test_every_metric_has_a_row_with_its_kind() -> None:
     rows = dict(re.findall(r"^\| `(\w+)(?:\{\w+\})?` \| (\w+) \|", TEXT, re.MULTILINE))
     assert rows == {family.name: family.kind for family in FAMILIES}
 
 
+@in_whole_server
 def test_nothing_is_mentioned_that_does_not_exist() -> None:
     mentioned = set(re.findall(r"\b(?:nv|carpool)_[a-z0-9_]+", TEXT))
     series = {f"{name}_{suffix}" for name in NAMES for suffix in ("bucket", "sum", "count")}

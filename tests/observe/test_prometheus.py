@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from absent import needs
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table, table_bytes
 from carpool.observe.prometheus import FAMILIES, Exposition, Scope, chosen
@@ -45,6 +46,7 @@ def row(table: Table) -> Row:
     return table.block(0).row(table.directory.assign("detector", "1"))
 
 
+@needs("drift", "registry")
 def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
     for what in columns.by_word("drift", "psi"):
         row.set(columns.by_word("drift", "psi")[what], 1.25)
@@ -82,6 +84,7 @@ def test_load_is_there_where_the_capacity_is_known(table: Table, row: Row) -> No
     assert parsed(table)["carpool_load"].samples[0].value == 3.0, "and not capped"
 
 
+@needs("drift")
 def test_drift_is_there_where_it_is_known(table: Table, row: Row) -> None:
     assert not any(name.startswith("carpool_drift") for name in parsed(table))
     row.set(columns.by_word("drift", "psi")["size"], 1.0)

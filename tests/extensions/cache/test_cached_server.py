@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from absent import needs
 from carpool.link.door import ModelEntry
 from engine import ensembles
 from frontend.http.front_end import outputs_of
@@ -101,6 +102,7 @@ def test_a_version_is_never_answered_with_another_ones_answer(tmp_path: Path) ->
             assert {orjson.loads(answer.body)["model_version"] for answer in answers} == {version}
 
 
+@needs("ensembles")
 def test_replicas_share_an_ensembles_answers_until_a_step_is_replaced(tmp_path: Path) -> None:
     """Through Redis: one that was measured to run other instances shares, one with another step does not."""
     for name, count in (("one", 1), ("two", 2)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from absent import needs
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.errors import ConfigError
 from carpool.extensions.rollout.rollout_checks import differences, digest_of, first_pair, pinned
@@ -217,6 +218,7 @@ def test_digests_are_of_the_content(tmp_path: Path) -> None:
     assert digest_of(home, "4") != digest_of(home, "5")
 
 
+@needs("sequences", "streams", "text")
 def test_models_whose_answers_cannot_be_compared_are_not_rolled_out(tmp_path: Path) -> None:
     heads = {
         "sums": ("[sequences]", "it takes sequences"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from absent import needs
 from carpool.extensions.rollout import rollouts
 from engine.scripted import weights
 from extensions.rollout.staged import QUICK, Behaving, Staged, settings, staged
@@ -491,6 +492,7 @@ def test_the_index_and_metadata_follow_who_serves(held: Staged) -> None:
     assert {(line["version"], line["state"]) for line in lines} == {("1", "READY"), ("2", "READY")}
 
 
+@needs("sequences")
 def test_one_that_takes_sequences_after_a_restart_goes_back(tmp_path: Path) -> None:
     with staged(tmp_path, HELD) as one:
         one.until("canary")

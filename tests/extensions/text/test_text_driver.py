@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from absent import rows
 from carpool.core.job import INFINITY
 from carpool.engine.engine import Engine
 from carpool.engine.run.batch import Outcome, Work
@@ -68,13 +69,19 @@ def test_an_engine_answers_whole_texts(tmp_path: Path) -> None:
         ("max_batch = 4\n[generate]\n[fake]", "max_batch"),
         ("[generate]\n[batching]\n[fake]", "batching"),
         ("backend = 'python'\n[generate]", "backend"),
-        ("response_cache = true\n[generate]\n[fake]", "response_cache does not go with"),
-        ("[generate]\n[cache]\n[fake]", "cache does not go with"),
-        ("[generate]\n[sequences]\n[fake]", "sequences does not go with"),
-        ("[generate]\n[rollout]\n[fake]", "rollout does not go with"),
-        (
-            "[generate]\n[registry]\nstable = 'models:/m@a'\ncandidate = 'models:/m@b'\n[fake]",
-            "registry.candidate does not go with",
+        *rows(
+            "cache",
+            ("response_cache = true\n[generate]\n[fake]", "response_cache does not go with"),
+            ("[generate]\n[cache]\n[fake]", "cache does not go with"),
+        ),
+        *rows("sequences", ("[generate]\n[sequences]\n[fake]", "sequences does not go with")),
+        *rows("rollout", ("[generate]\n[rollout]\n[fake]", "rollout does not go with")),
+        *rows(
+            "registry",
+            (
+                "[generate]\n[registry]\nstable = 'models:/m@a'\ncandidate = 'models:/m@b'\n[fake]",
+                "registry.candidate does not go with",
+            ),
         ),
         ("[generate]\n[fake]\nstep_curve = 'slow'", "fake.step_curve"),
         ("[generate]\nlots = 1\n[fake]", "generate.lots"),

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from absent import in_whole_server
 from carpool.errors import NotFound
 from carpool.frontend.documents import EXTENSIONS
 from carpool.frontend.http.app import MetricsApp, all_routes
@@ -295,6 +296,7 @@ def test_the_example_in_python(front: FrontEnd, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "[[15.  1.  2.  3.]]\n"
 
 
+@in_whole_server
 def test_the_reference_lists_every_route_and_extension() -> None:
     rows = set(re.findall(r"^\| `(GET|POST|PUT|DELETE) (/[^`]*)`", DOCS, re.MULTILINE))
     rows |= {("POST", path) for path in re.findall(r"^\| `GET, POST (/[^`]*)`", DOCS, re.MULTILINE)}
