@@ -11,20 +11,15 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 HOMES: Mapping[str, str] = {
-    "streams": r"frontend/grpc/stream_|wire/event_lines|frontend/http/event_stream",
     "text": r"backends/torch/(decoder_weights|line_reader|text_network)"
-    r"|backends/torch/torch_(decoder|stepper)|backends/hosted/transformers_model|link/written_tokens",
+    r"|backends/torch/torch_(decoder|stepper)|backends/hosted/transformers_model",
 }
 """By feature, where its files are that are not below `extensions` yet: the first that matches counts."""
 
 OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
 """What no server imports."""
 
-ARROWS: Mapping[str, str] = {
-    "frontend/grpc/grpc_handlers.py": "streams",
-    "frontend/grpc/grpc_service.py": "streams",
-    "frontend/http/image_route.py": "streams text",
-}
+ARROWS: Mapping[str, str] = {}
 """By file of the server, the features whose files it imports."""
 
 

@@ -18,7 +18,7 @@ from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.frontend.calls.packing import AT_ONCE, packed
 from carpool.frontend.calls.request import OVER, Request
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
+from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, as_event
 from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
@@ -34,6 +34,7 @@ from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.long_answer import LongBody
 from carpool.frontend.http.read_aside import read_aside
+from carpool.frontend.http.text_answer import TextAnswer, Written
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
@@ -217,7 +218,7 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
 class PictureRoute(ImageRoute):
     """Serves one request, which has passed the gate."""
 
-    writes = True
+    in_parts = True
 
     def __init__(self, route: GenerateRoute, head: HttpHead, entry: ModelEntry, sent: SentPicture) -> None:
         super().__init__(route.service, head, None, entry.name, route.version)
@@ -226,8 +227,9 @@ class PictureRoute(ImageRoute):
         )
         self._streams, self._sent = route.streams, sent
 
-    def writer(self, target: ImageTarget) -> Writer:
-        return TritonWords(target.lane.entry, self._sent.id, streams=self._streams)
+    def parts(self, exchange: Exchange, target: ImageTarget) -> TextAnswer:
+        words = TritonWords(target.lane.entry, self._sent.id, streams=self._streams)
+        return TextAnswer(exchange, words, self.service.server_row)
 
     def take(self, exchange: Exchange, at: float) -> None:
         hand_over(self._plan(exchange, self.current(exchange.head_at)), self._sent.picture, at)

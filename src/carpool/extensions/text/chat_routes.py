@@ -14,8 +14,8 @@ import orjson
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.extensions.text import chat_format
 from carpool.extensions.text.chat_format import Chat, Head, read_chat
+from carpool.extensions.text.written_tokens import tokens_in
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.event_stream import Writer, Written
 from carpool.frontend.http.exchange import (
     JSON_FIELDS,
     BodyPlan,
@@ -32,6 +32,7 @@ from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import in_order
+from carpool.frontend.http.text_answer import TextAnswer, Written
 from carpool.link.door import Catalog, ModelEntry
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks.written import TEXT_TASKS
@@ -59,7 +60,7 @@ def _received(service: HttpService, exchange: Exchange, body: bytes | bytearray,
 class ChatRoute(ImageRoute):
     """Answers one request: only its body says which model it is for."""
 
-    writes = True
+    in_parts = True
 
     def __init__(self, service: HttpService, head: HttpHead, chat: Chat) -> None:
         super().__init__(service, head, None, chat.model)
@@ -68,8 +69,8 @@ class ChatRoute(ImageRoute):
         )
         self._chat = chat
 
-    def writer(self, target: ImageTarget) -> Writer:
-        return OpenAiWords(self._chat, target.lane.entry.name)
+    def parts(self, exchange: Exchange, target: ImageTarget) -> TextAnswer:
+        return TextAnswer(exchange, OpenAiWords(self._chat, target.lane.entry), self.service.server_row)
 
     def _find(self, catalog: Catalog) -> ModelEntry:
         entry = super()._find(catalog)
@@ -95,10 +96,11 @@ class ChatRoute(ImageRoute):
 
 
 class OpenAiWords:
-    def __init__(self, chat: Chat, model: str) -> None:
+    def __init__(self, chat: Chat, entry: ModelEntry) -> None:
         self.streams = chat.stream
         self._usage = chat.include_usage
-        self._head = Head(f"chatcmpl-{getrandbits(96):024x}", int(time.time()), model)
+        self._writes = entry.traits.writes  # else each piece is counted as a token
+        self._head = Head(f"chatcmpl-{getrandbits(96):024x}", int(time.time()), entry.name)
 
     def head(self) -> Sequence[bytes]:
         return [chat_format.first_chunk(self._head, include_usage=self._usage)]
@@ -107,11 +109,15 @@ class OpenAiWords:
         return [chat_format.text_chunk(self._head, text, include_usage=self._usage)]
 
     def last(self, written: Written) -> Sequence[bytes]:
-        finish, tokens = written.finish, written.tokens
+        finish, tokens = written.finish, self._tokens(written)
         return chat_format.last_chunks(self._head, finish, tokens, include_usage=self._usage)
 
     def whole(self, written: Written) -> bytes:
-        return chat_format.completion(self._head, written.text, written.finish, written.tokens)
+        return chat_format.completion(self._head, written.text, written.finish, self._tokens(written))
+
+    def _tokens(self, written: Written) -> int:
+        counted = tokens_in(written.steps) if self._writes and written.steps is not None else None
+        return written.pieces if counted is None else counted
 
     def error(self, error: CarpoolError) -> bytes:
         return orjson.dumps(chat_format.as_error(status_of(error), orjson.loads(encode_error(error)))[1])

@@ -14,14 +14,15 @@ import orjson
 
 from carpool.config.model import Task
 from carpool.errors import CarpoolError
-from carpool.frontend.http.event_stream import Writer, Written
 from carpool.frontend.http.exchange import (
+    Exchange,
     HttpHead,
     Start,
     status_of,
 )
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
+from carpool.frontend.http.text_answer import TextAnswer, Written
 from carpool.vision.tasks.written import TEXT_TASKS
 from carpool.wire.v2 import encode_error
 
@@ -51,11 +52,13 @@ class EventWords:
 
 
 class EventRoute(ImageRoute):
-    writes = True
+    in_parts = True
 
-    def writer(self, target: ImageTarget) -> Writer | None:
+    def parts(self, exchange: Exchange, target: ImageTarget) -> TextAnswer | None:
         """What is no text is one document in any case."""
-        return EventWords() if target.model.task in TEXT_TASKS and target.drawn is None else None
+        if target.model.task not in TEXT_TASKS or target.drawn is not None:
+            return None
+        return TextAnswer(exchange, EventWords(), self.service.server_row)
 
 
 def _start(task: str, service: HttpService, head: HttpHead, _variables: Variables) -> Start:

@@ -24,7 +24,7 @@ from carpool.extensions.text.stepper import FINISH, TEXT, TextInstance
 from carpool.extensions.text.text_loop import TextLoop
 from carpool.extensions.text.text_records import Event, Failed, Piece, Worked
 from carpool.extensions.text.text_scheduler import TextScheduler
-from carpool.link.written_tokens import WRITE
+from carpool.extensions.text.written_tokens import WRITE
 from carpool.observe.logs import logger
 from carpool.types import Array, StepTiming, Timing
 

@@ -1,22 +1,18 @@
-"""Sends server-sent events: an answer that comes in pieces, in the order in which they are written; and
-texts, whose writers say them in the words of one protocol or another.
+"""Sends server-sent events: an answer in several pieces, in the order in which they come.
 
-The head goes out with the first event, so that whoever is refused before that gets a status. A client that
-does not read is cut off when an event comes and more than a bounded number of bytes wait for it.
+The head goes out with the first event, so that an error before that has a status. A client that does not read
+is cut off when an event comes and more than a bounded number of bytes wait for it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from carpool.errors import Cancelled, CarpoolError
 from carpool.frontend.http.exchange import Buffer, Exchange
 from carpool.frontend.http.long_answer import LongBody, LongEvents
-from carpool.observe.columns import BYTES_SENT
-from carpool.observe.counters import Row
 from carpool.wire.slices import Sliced, SlicedBytes, SlicedJson
 
 MOST_UNREAD = 256 * 1024
@@ -120,96 +116,3 @@ def _nothing() -> None:
 
 def _not_counted(_size: int) -> None:
     """Does nothing, since it was counted before."""
-
-
-class Written(NamedTuple):
-    """Describes a whole text: the document that says it, how long it took, and how many tokens it has."""
-
-    document: Mapping[str, Any]
-    times: Sequence[float]
-    tokens: int
-
-    @property
-    def text(self) -> str:
-        return str(self.document["text"])
-
-    @property
-    def finish(self) -> str:
-        return str(self.document.get("finish_reason", "stop"))
-
-
-class Writer(Protocol):
-    """Defines in which words a text is answered. An event is one line of data."""
-
-    @property
-    def streams(self) -> bool:
-        """Returns whether pieces are sent as they come; else `whole` is the answer."""
-
-    def head(self) -> Sequence[bytes]:
-        """Returns what comes before the first piece."""
-
-    def piece(self, text: str, number: int) -> Sequence[bytes]: ...
-
-    def last(self, written: Written) -> Sequence[bytes]: ...
-
-    def whole(self, written: Written) -> bytes: ...
-
-    def error(self, error: CarpoolError) -> bytes:
-        """Returns an error after the first piece, when it is too late for a status."""
-
-
-class TextAnswer:
-    """Writes the answer to one request, as its model writes it. The head goes out with the first of it."""
-
-    __slots__ = ("_exchange", "_row", "_stream", "_writer", "pieces")
-
-    def __init__(self, exchange: Exchange, writer: Writer, row: Row) -> None:
-        self._exchange = exchange
-        self._writer = writer
-        self._row = row
-        self._stream: EventStream | None = None
-        self.pieces = 0
-
-    def part(self, text: str) -> None:
-        if not text:
-            return
-        if self._writer.streams:
-            self._say(self._writer.piece(text, self.pieces))
-        self.pieces += 1
-
-    def end(
-        self, fields: bytes, document: Mapping[str, Any], times: Sequence[float], tokens: int | None
-    ) -> None:
-        """All of it, if nothing was said before: of a model that answers at once, or whose answer was known.
-        Without a count of tokens, each piece is one."""
-        with suppress(Cancelled):  # who reads too slowly was cut off, and this is the end anyway
-            if not self.pieces:
-                self.part(document["text"])
-            written = Written(document, times, self.pieces if tokens is None else tokens)
-            if self._writer.streams:
-                self._end(self._writer.last(written))
-            else:
-                answer = self._writer.whole(written)
-                self._row.add(BYTES_SENT, len(answer))
-                self._exchange.respond(200, fields, answer)
-
-    def fail(self, error: CarpoolError) -> bool:
-        """False: nothing was said yet, and the error has a status."""
-        if self._stream is None:
-            return False
-        if self._exchange.pending:
-            with suppress(Cancelled):
-                self._end([self._writer.error(error)])
-        return True
-
-    def _say(self, events: Sequence[bytes]) -> None:
-        if self._stream is None:
-            events = [*self._writer.head(), *events]
-            self._stream = EventStream(self._exchange)
-        self._row.add(BYTES_SENT, sum(map(len, events)))
-        self._stream.send(events)
-
-    def _end(self, events: Sequence[bytes]) -> None:
-        self._say(events)
-        assert self._stream is not None
-        self._stream.end()

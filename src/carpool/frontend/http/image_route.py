@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, cast
-
-import orjson
+from typing import Any, NamedTuple, Protocol, cast
 
 from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
@@ -24,7 +22,6 @@ from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.body import GatheredBody
-from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
@@ -51,7 +48,6 @@ from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
 from carpool.link.step_times import Times, in_words
-from carpool.link.written_tokens import tokens_in
 from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
@@ -92,7 +88,7 @@ class ImageTarget(NamedTuple):
 
 class ImageRoute(ModelRoute[ImageTarget]):
     _tensors = False
-    writes = False  # it may have a writer
+    in_parts = False  # it may be answered in parts
 
     def __init__(
         self,
@@ -165,8 +161,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
             )
         return entry
 
-    def writer(self, target: ImageTarget) -> Writer | None:
-        """Returns the words in which the answer is written piece by piece; None: it is one document."""
+    def parts(self, exchange: Exchange, target: ImageTarget) -> AnswerInParts | None:
+        """Returns what writes the answer in parts; None: it is one document."""
         return None
 
     def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
@@ -196,6 +192,19 @@ def check_images(*pictures: Buffer) -> None:
 def check_sent(body: bytes | bytearray, layout: BodyLayout) -> None:
     """Does the same as `check_images`, for those in a form or in JSON."""
     check_images(*read_pictures(body, layout).pictures)
+
+
+class AnswerInParts(Protocol):
+    """Defines how the answer to one request is written as its parts come."""
+
+    def part(self, text: str) -> None: ...
+
+    def end(self, fields: bytes, body: bytes, outcome: PictureOutcome | None) -> None:
+        """Ends it with the whole answer, of which the head has these fields if no part came. The outcome is
+        None of an answer that was known."""
+
+    def fail(self, error: CarpoolError) -> bool:
+        """Returns whether the error was written; not before the first part, when it has a status."""
 
 
 class PictureOutcome(NamedTuple):
@@ -289,9 +298,19 @@ class ImageRequest:
     """Represents one request: its body, its pictures and its answer."""
 
     __slots__ = (
-        *("_fetching", "_heads", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
+        *(
+            "_fetching",
+            "_heads",
+            "_held",
+            "_outcomes",
+            "_parts",
+            "_pixels",
+            "_pixels_held",
+            "_several",
+            "_starting",
+        ),
         *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
-        *("service", "siblings", "slot", "target", "text"),
+        *("service", "siblings", "slot", "target"),
     )
 
     options: Options
@@ -304,8 +323,7 @@ class ImageRequest:
         self.target = target
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
-        writer = route.writer(target) if route.writes else None
-        self.text = None if writer is None else TextAnswer(exchange, writer, route.service.server_row)
+        self._parts = route.parts(exchange, target) if route.in_parts else None
         self.slot: Slot | None = None  # the body comes into it
         self.looked: object = None  # what was found of its one picture before it was read
         self._fetching: asyncio.Task[bytearray] | None = None
@@ -433,7 +451,7 @@ class ImageRequest:
             work.add_done_callback(self._fetched)
             return
         pictures, several, target = sent.pictures, sent.several, self.target
-        if several and self.text is not None:
+        if several and self._parts is not None:
             raise InvalidInput("a text stream is for one image: send one at a time")
         if several and self.route.asked.sender.latest:
             raise InvalidInput(f"with {LATEST} send one image at a time", field=LATEST)
@@ -480,9 +498,9 @@ class ImageRequest:
             self._answer()
 
     def part(self, text: str) -> None:
-        """Takes what a model writes, as it comes; without a writer, all of it is answered at the end."""
-        if self.text is not None:
-            self.text.part(text)
+        """Takes what a model writes, as it comes."""
+        if self._parts is not None:
+            self._parts.part(text)
 
     # ── the answer ──
 
@@ -518,8 +536,8 @@ class ImageRequest:
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
-        if self.text is not None:
-            self._end_text(self.text, fields, body)
+        if self._parts is not None:
+            self._parts.end(fields, body, self._outcomes[0] if self._outcomes else None)
             return
         if compressible and encoding is not None and len(body) >= WORTH_COMPRESSING:
             service.answer_compressed(self.exchange, fields, body, encoding)
@@ -527,17 +545,8 @@ class ImageRequest:
         service.server_row.add(BYTES_SENT, len(body))
         self.exchange.respond(200, fields, body)
 
-    def _end_text(self, text: TextAnswer, fields: bytes, body: bytes) -> None:
-        outcome = self._outcomes[0] if self._outcomes else None  # None: it was known
-        if outcome is None:
-            text.end(fields, orjson.loads(body), (), None)
-            return
-        document = outcome.document or orjson.loads(body)
-        counted = outcome.steps if self.target.lane.entry.traits.writes else None
-        text.end(fields, document, outcome.times, None if counted is None else tokens_in(counted))
-
     def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
-        if self.text is not None and self.text.fail(error):
+        if self._parts is not None and self._parts.fail(error):
             return
         source = self.route.asked.sender.source
         self.service.fair.tell(self.exchange, error, self.target.lane.entry, source, more_fields)
