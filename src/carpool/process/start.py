@@ -24,6 +24,7 @@ from carpool.engine.engine_link import EngineSide
 from carpool.engine.load_gauges import LoadGauges
 from carpool.engine.models.runtime import ModelProcess
 from carpool.engine.profile.model_profile import ProfileStore
+from carpool.extension import Extension
 from carpool.extensions import installed, started
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
@@ -35,6 +36,7 @@ from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
+from carpool.process.hosting_process import HostingProcess
 from carpool.process.lone_watch import watched
 from carpool.process.shared_settings import LogSettings
 
@@ -134,9 +136,14 @@ def _beside_the_engine(
     """Returns the process that an extension brings; None: all models run in the engine's own."""
     for extension in installed().values():
         if extension.model_process:
-            make = extension.part(extension.model_process)
-            return cast(ModelProcess, make(settings, restarted, stall_changed, zygote))
+            given = settings, restarted, stall_changed, zygote
+            make: Callable[[], ModelProcess] = partial(_made, extension, *given)
+            return HostingProcess(make, settings.max_body_bytes)
     return None
+
+
+def _made(extension: Extension, *given: object) -> ModelProcess:
+    return cast(ModelProcess, extension.part(extension.model_process)(*given))
 
 
 _LAST_MOMENT_S = 0.25  # the engine answers for those who are cut off, and that must not look like an answer

@@ -10,9 +10,8 @@ from typing import Any
 from carpool.errors import NotFound
 from carpool.extensions.embeddings.embedding_format import Asked, read_embeddings, told
 from carpool.extensions.text import chat_format
-from carpool.frontend.http.exchange import Exchange, Start
+from carpool.frontend.http.exchange import Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
-from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, results_of, with_body
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import usable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.extensions.torch.hosted_model import HostedLoading
@@ -12,10 +11,8 @@ from carpool.extensions.torch.runner_client import Runner
 class ModelRunner(Runner):
     """Implements `ModelProcess` with the runner."""
 
-    def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
-        """Returns None for a model that runs in the engine's own process."""
-        if kind_of(config.backend).process != "runner":
-            return None
+    def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading:
+        """Returns how instances of this model are made in the runner."""
         self.keep_zygote()
         return HostedLoading(self, next(self.loadings), config, version)
 
