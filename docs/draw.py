@@ -324,11 +324,123 @@ def _attainment(rides: list[Ride], sources: list[str], source: str) -> float:
     return sum(_good(ride, 0.05) for ride in own) / len(own)
 
 
+_STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #1f2933 } .small { font-size: 11.5px; fill: #52606d }
+  rect { fill: #ffffff; stroke: #9aa5b1; rx: 6px } .process { fill: #f5f7fa; stroke: #52606d }
+  .extension { fill: #e3f8ff; stroke: #2186eb; stroke-dasharray: 5 3 } path { stroke: #52606d; fill: none }
+  .paper { fill: #ffffff; stroke: none; rx: 0 } b, .title { font-weight: 600 } marker path { fill: #52606d }
+"""
+
+
+def _box(x: int, y: int, width: int, height: int, title: str, *lines: str, kind: str = "") -> str:
+    """Returns a box with a title and lines below it."""
+    words = [f'<text class="title" x="{x + 10}" y="{y + 20}">{title}</text>']
+    words += [
+        f'<text class="small" x="{x + 10}" y="{y + 37 + 15 * n}">{line}</text>'
+        for n, line in enumerate(lines)
+    ]
+    box = f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
+    return "\n".join([box, *words])
+
+
+def _arrow(*points: tuple[int, int], both: bool = False) -> str:
+    way = " L ".join(f"{x} {y}" for x, y in points)
+    start = ' marker-start="url(#head)"' if both else ""
+    return f'<path d="M {way}" marker-end="url(#head)"{start}/>'
+
+
+def architecture() -> None:
+    """Draws the processes, what a request passes in them, and where extensions take part."""
+    parts = [
+        _box(16, 16, 928, 30, "supervisor: starts the others, restarts what dies, owns sockets and memory"),
+        _box(16, 70, 96, 236, "clients", "HTTP", "gRPC"),
+        _box(150, 60, 270, 256, "front end (one process or more)", kind="process"),
+        _box(166, 92, 238, 46, "app.py", "routes, keys; a body goes into a slot"),
+        _box(
+            166,
+            150,
+            238,
+            62,
+            "the lane of a version",
+            "wrappers of extensions, in one order:",
+            "cache, rollout, pipelines, …",
+            kind="extension",
+        ),
+        _box(
+            166,
+            224,
+            238,
+            80,
+            "request.py",
+            "one state machine for every protocol:",
+            "READING, OFFERED, RUNNING,",
+            "ANSWERING, OVER",
+        ),
+        _box(492, 60, 270, 256, "engine (one process)", kind="process"),
+        _box(508, 92, 238, 62, "driver.py", "of each version: takes requests,", "starts batches, answers"),
+        _box(
+            508,
+            166,
+            238,
+            62,
+            "batcher.py in core/",
+            "admits or rejects; forms the largest",
+            "batch that keeps the SLO; no clock",
+        ),
+        _box(
+            508,
+            240,
+            238,
+            62,
+            "parts of extensions",
+            "runtimes, what stands before a driver,",
+            "questions of front ends",
+            kind="extension",
+        ),
+        _box(800, 70, 144, 62, "instance threads", "of the engine:", "onnxruntime, …"),
+        _box(800, 156, 144, 62, "workers", "a process for each", "Python model"),
+        _box(800, 242, 144, 62, "runner", "a process of PyTorch", "models, on GPUs", kind="extension"),
+        _box(
+            150,
+            334,
+            270,
+            46,
+            "process of an extension",
+            "sends requests of its own: cameras",
+            kind="extension",
+        ),
+        _box(492, 334, 452, 46, "shared memory", "slots of requests and answers, counters, signs of life"),
+        _arrow((112, 115), (164, 115)),
+        _arrow((285, 138), (285, 149)),
+        _arrow((285, 212), (285, 223)),
+        _arrow((404, 264), (456, 264), (456, 123), (506, 123)),
+        '<text class="small" x="461" y="200">link</text>',
+        _arrow((627, 154), (627, 165), both=True),
+        _arrow((746, 115), (798, 100)),
+        _arrow((746, 123), (798, 186)),
+        _arrow((746, 131), (798, 272)),
+        _arrow((420, 357), (456, 357), (456, 270)),
+        _arrow((627, 318), (627, 332), both=True),
+        '<rect class="extension" x="16" y="340" width="22" height="14"/>',
+        '<text class="small" x="46" y="352">extensions</text>',
+    ]
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 396" width="960" height="396" role="img">'
+    )
+    marker = (
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto-start-reverse"><path d="M 0 0 L 8 4 L 0 8 z"/></marker></defs>'
+    )
+    paper = '<rect class="paper" width="960" height="396"/>'
+    text = "\n".join([head, f"<style>{_STYLE}</style>", marker, paper, *parts, "</svg>\n"])
+    (IMAGES / "architecture.svg").write_text(text, "utf-8")
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     pictures = (
         *(batch_curve, over_load, surge, lanes, cameras, rollout_states, cascade),
-        *(scaled_surge, million_day),
+        *(scaled_surge, million_day, architecture),
     )
     wanted = set(sys.argv[1:])
     for draw in pictures:

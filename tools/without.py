@@ -121,7 +121,7 @@ def copy_without(names: Sequence[str], folder: Path) -> None:
 
 
 def _of_tests(names: Sequence[str]) -> re.Pattern[str]:
-    """Returns what finds an import of these extensions, or of what their tests share, at the top of a file."""
+    """Returns what finds imports of these extensions, or of what their tests share, at the top of a file."""
     either = "|".join(names)
     inside = rf"(?:carpool\.)?extensions\.(?:{either})\b|(?:carpool\.)?extensions import (?:{either})\b"
     return re.compile(rf"^(?:from|import) (?:{inside})|^from {inside}", re.MULTILINE)
