@@ -298,7 +298,8 @@ class ServerSettings:
     @property
     def apis(self) -> frozenset[str]:
         """Returns the names of the protocols of other tools that are answered."""
-        return frozenset(filter(None, (name.strip() for given in self.api for name in given.split(","))))
+        names = (name.strip().replace("-", "_") for given in self.api for name in given.split(","))
+        return frozenset(filter(None, names))
 
     @property
     def front_ends(self) -> int:

@@ -151,6 +151,19 @@ _EMBEDDINGS = Routes(
     ),
     words="embedding_routes:words",
 )
+_LABEL_STUDIO_AT = "/label-studio[/{model}]"
+_LABEL_STUDIO = Routes(
+    table=(
+        HttpRoute("GET", f"{_LABEL_STUDIO_AT}/health", "label_routes:start_health", "health", api="health"),
+        HttpRoute("POST", f"{_LABEL_STUDIO_AT}/setup", "label_routes:start_setup"),
+        HttpRoute("POST", f"{_LABEL_STUDIO_AT}/validate", "label_routes:start_validate", api="metadata"),
+        HttpRoute("GET", f"{_LABEL_STUDIO_AT}/versions", "label_routes:start_versions", api="metadata"),
+        HttpRoute("POST", f"{_LABEL_STUDIO_AT}/predict", "label_routes:start_predict"),
+    ),
+    prefix="/label-studio/",
+    words="label_routes:words",
+    key_of="label_routes:key_of",
+)
 # ---- of the other extensions, again ----
 _AGES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)  # seconds
 _OTLP = "OTEL_EXPORTER_OTLP"
@@ -260,6 +273,12 @@ BUILT_IN: tuple[Extension, ...] = (
         verbs={"frigate": _FRIGATE_VERB},
     ),
     Extension(name="mcp", api="{url}/mcp", routes=(_MCP,)),
+    Extension(
+        name="label_studio",
+        api="{url}/label-studio",
+        routes=(_LABEL_STUDIO,),
+        engine="label_access:engine",
+    ),
     Extension(name="embeddings", api="{url}/v1", needs=("text",), routes=(_EMBEDDINGS,)),
     Extension(
         name="cache",
