@@ -109,7 +109,7 @@ def test_one_reading_is_sure(outputs: Outputs, labels: int, task: str, form: str
         (SOFTMAX, 0, "set background in [detect] of model.toml"),
         (found_nothing("bboxes"), 0, "set normalized"),
         ({"y": (1, SIDE, SIDE)}, 0, "could be depth"),
-        ({"y": (17, 160, 160)}, 0, 'could be segment'),
+        ({"y": (17, 160, 160)}, 0, "could be pose"),
         ({"y": (3, SIDE, SIDE)}, 0, "could be segment"),
         ({"y": (64, 40, 40)}, 0, "could be anything"),
         ({"y": (10,)}, 0, "could be classify"),

@@ -133,6 +133,7 @@ MAX_KEYPOINTS = 1024
 _WHERE = ("auto", "cpu", "device")
 _ACTIVATIONS = ("softmax", "sigmoid", "none")
 _HEADS = ("yolov5", "yolov8", "end2end")
+_BOXES = ("boxes_scores", "boxes_labels_scores", "detr", "rtdetr", "yolox", "dets_labels", "scrfd")
 _THREADS = (1, 1024)
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _CURVE = rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{{1,5}}:{_NUMBER})*\s*"
@@ -180,7 +181,15 @@ class DetectSettings(BoxSettings):
     """How raw detector outputs become boxes; what is None is told from the model."""
 
     format: str | None = key(
-        None, *_HEADS, "boxes_scores", "boxes_labels_scores", "detr", "rtdetr", "yolox", "dets_labels"
+        None,
+        *_HEADS,
+        "boxes_scores",
+        "boxes_labels_scores",
+        "detr",
+        "rtdetr",
+        "yolox",
+        "dets_labels",
+        "scrfd",
     )
     normalized: bool | None = None  # boxes from 0 to 1 instead of in pixels of the input
     # how one is written; in corners_yx y comes first
@@ -206,15 +215,16 @@ class SegmentSettings(BoxSettings):
     threshold: float = key(0.5, within=(0, 1))
     # a class that gets no mask; None: the one labelled background, if any
     background: int | None = key(None, within=(0, MAX_CLASSES - 1))
-    # "class_map": one map of the classes' numbers
-    format: str | None = key(None, *_HEADS, "maps", "class_map")
+    # "class_map": one map of the classes' numbers; "queries": boxes, logits and a mask for each of them
+    format: str | None = key(None, *_HEADS, "maps", "class_map", "queries")
 
 
 @dataclass(frozen=True, slots=True)
 class PoseSettings(BoxSettings):
-    """Describes boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2)."""
+    """Describes boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2).
+    In the formats "simcc" and "heatmaps" the image is what has them, and the only box."""
 
-    format: str | None = key(None, *_HEADS)
+    format: str | None = key(None, *_HEADS, "scrfd", "simcc", "heatmaps")
     # how many, and how many numbers each
     keypoints: tuple[int, int] | None = key(None, within=(1, MAX_KEYPOINTS))
 

@@ -19,6 +19,7 @@ _IMAGENET: Mapping[str, Any] = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
 }
+_IMAGENET_255: Mapping[str, Any] = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 _CLIP: Mapping[str, Any] = {
     "scale": 1 / 255,
     "mean": (0.48145466, 0.4578275, 0.40821073),
@@ -43,6 +44,8 @@ _VALUES_OF: Mapping[str, Mapping[str, Any]] = {
     "rtdetr": {"resize": "stretch", "kernel": "pil-bilinear", "scale": 1 / 255},
     "rtmdet": {**_MEGVII, **_RTMDET},
     "yolox": _MEGVII,
+    "rtmpose": {"resize": "letterbox", "pad": 0, "kernel": "bilinear", "scale": 1.0, **_IMAGENET_255},
+    "scrfd": {**_MEGVII, "pad": 0, "mean": (127.5,), "std": (128.0,)},
     "plain": {"resize": "letterbox", "scale": 1 / 255},
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {

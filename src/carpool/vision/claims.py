@@ -32,6 +32,7 @@ _ARCHITECTURES = {  # what names of transformers' classes have in them
     "ForObjectDetection": "detect",
     "ForSemanticSegmentation": "segment",
     "ForDepthEstimation": "depth",
+    "ForPoseEstimation": "pose",
     "VisionModelWithProjection": "embed",
 }
 _FOR = re.compile(r"[a-z0-9]For[A-Z]")  # a network with a head, of a kind that no task reads

@@ -7,6 +7,7 @@ The formats are facts about exports of Ultralytics, YOLOv5 and its kin, transfor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from carpool.config.model import (
 )
 from carpool.types import Array, Datatype
 from carpool.vision.coco_numbers import COCO_NUMBERS
-from carpool.vision.known_families import in_levels, offsets_of_cells, spread_over
+from carpool.vision.known_families import KEYPOINTS_OF_BODIES, in_levels, offsets_of_cells, spread_over
 from carpool.vision.output_facts import FLOATS, Facts, OutputFact
 from carpool.vision.recognition import WRITTEN, WRITTEN_END, Reading
 
@@ -272,7 +273,11 @@ def _pairs(facts: Facts) -> Iterator[Reading]:
     named = {one.spec.name: one for one in tables}
     dets, logits = named.get("dets"), named.get("labels")
     if dets is not None and logits is not None and dets.shape == (logits.shape[0], 4):
-        yield _rfdetr(facts, dets, logits)
+        boxes = _rfdetr(facts, dets, logits)
+        masks = next((one for one in facts.floats(3) if one.shape[0] == dets.shape[0]), None)
+        yield replace(boxes, certain=len(facts.outputs) == 2)
+        if masks is not None:
+            yield _with_masks(boxes, masks)
         return
     if not in_levels(facts):
         yield from _box_tables(facts, tables)
@@ -309,6 +314,15 @@ def _rfdetr(facts: Facts, boxes: OutputFact, logits: OutputFact) -> Reading:
     why = f"{boxes} and {logits} are called as RF-DETR's boxes and logits are"
     specs = (boxes.spec, logits.spec)
     return Reading(Task.DETECT, settings, specs, why, columns - (not every), certain=True)
+
+
+def _with_masks(boxes: Reading, masks: OutputFact) -> Reading:
+    """Reads RF-DETR Seg: a mask for each query, as logits."""
+    assert isinstance(boxes.table, DetectSettings)
+    background, activation = boxes.table.background, boxes.table.activation
+    settings = SegmentSettings(format="queries", activation=activation, background=background)
+    why = f"{boxes.why}, and {masks} are its queries' masks"
+    return replace(boxes, task=Task.SEGMENT, table=settings, outputs=(*boxes.outputs, masks.spec), why=why)
 
 
 def _queries(facts: Facts, boxes: OutputFact, scores: OutputFact, logits: bool) -> Reading:
@@ -412,6 +426,52 @@ def _rtdetr(facts: Facts) -> Iterator[Reading]:
             settings = DetectSettings("rtdetr", normalized=True, boxes="centers")
             why = f"{table} has a box and {columns - 4} scores per query"
             yield Reading(Task.DETECT, settings, (table.spec,), why, columns - 4, claimed and fits)
+
+
+# ---- points: faces in cells, and keypoints of the whole image
+
+
+def _cells_with_points(facts: Facts) -> Iterator[Reading]:
+    """Reads SCRFD: for each level scores, then for each boxes, then for each points, if it has them."""
+    if DYNAMIC in (facts.height, facts.width) or len(facts.outputs) not in (6, 9):
+        return
+    rows = [2 * (facts.height // stride) * (facts.width // stride) for stride in (8, 16, 32)]
+    tables = facts.floats(2)
+    by_size = {one.shape: one for one in tables}
+    levels = [(count, columns) for columns in (1, 4, 10)[: len(facts.outputs) // 3] for count in rows]
+    if len(tables) != len(facts.outputs) or set(by_size) != set(levels):
+        return
+    if not all(_fractions(one.sample) for one in tables if one.sample is not None and one.shape[1] == 1):
+        return
+    specs = tuple(by_size[level].spec for level in levels)
+    why = f"{len(levels)} outputs are shaped as SCRFD's scores, boxes and points of three levels"
+    if len(levels) == 9:
+        pose = PoseSettings("scrfd", (5, 2), score=0.5, iou=0.4)
+        yield Reading(Task.POSE, pose, specs, why, 1, certain=True)
+    else:
+        boxes = DetectSettings("scrfd", normalized=False, boxes="corners", score=0.5, iou=0.4)
+        yield Reading(Task.DETECT, boxes, specs, why, 1, certain=True)
+
+
+def _lines_of_points(facts: Facts) -> Iterator[Reading]:
+    """Reads RTMPose and its kin: a row of bins for each keypoint, along the width and along the height."""
+    named = {one.spec.name.lower(): one for one in facts.floats(2)}
+    across, down = named.get("simcc_x"), named.get("simcc_y")
+    if across is not None and down is not None and across.shape[0] == down.shape[0] > 0:
+        why = f"{across} and {down} are called as SimCC's places along the width and the height"
+        settings = PoseSettings("simcc", (across.shape[0], 3), score=0.0)
+        yield Reading(Task.POSE, settings, (across.spec, down.spec), why, 1, certain=True)
+
+
+def _heatmaps(facts: Facts) -> Iterator[Reading]:
+    """Reads ViTPose and HRNet: a map of a quarter of the picture for each keypoint."""
+    quarter = (facts.height // 4, facts.width // 4)
+    for one in facts.floats(3):
+        if one.shape[1:] == quarter and one.shape[0] in KEYPOINTS_OF_BODIES:
+            settings = PoseSettings("heatmaps", (one.shape[0], 3), score=0.0)
+            why = f"{one} are heatmaps of {one.shape[0]} keypoints"
+            certain = one.called("heatmap")
+            yield Reading(Task.POSE, settings, (one.spec,), why, 1, certain, by_shape=not certain)
 
 
 # ---- maps and vectors
@@ -594,6 +654,9 @@ _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (
     _dense,
     _chosen,
     _rtdetr,
+    _cells_with_points,
+    _lines_of_points,
+    _heatmaps,
     _maps,
     _class_maps,
     _text_maps,

@@ -19,7 +19,7 @@ class KnownFamily(NamedTuple):
 
 
 _SERVED = "no task reads them"
-_BODIES = (14, 16, 17, 21, 26, 133)  # keypoints of hands and bodies
+KEYPOINTS_OF_BODIES = (14, 16, 17, 21, 26, 133)  # keypoints of hands and bodies
 _STRIDES = (8, 16, 32)
 _PER_CELL = (1, 2, 3)  # boxes
 
@@ -27,16 +27,15 @@ _PER_CELL = (1, 2, 3)  # boxes
 def known_family(facts: Facts) -> KnownFamily | None:
     shapes = {one.spec.name.lower(): one.shape for one in facts.outputs}
     if {"simcc_x", "simcc_y"} <= {*shapes}:
-        return KnownFamily(
-            f"they look like RTMPose's (SimCC), whose keypoints have no boxes: {_SERVED}", True
-        )
+        return KnownFamily('they look like RTMPose\'s (SimCC), which task = "pose" reads', True)
     if {"dets", "labels"} < {*shapes} and shapes["dets"][1:] == (4,):
         more = next(name for name in shapes if name not in ("dets", "labels"))
         return KnownFamily(
             f'they look like RF-DETR\'s, of which task = "detect" reads all but "{more}"', True
         )
     if in_levels(facts):
-        return KnownFamily(f"they look like SCRFD's, boxes for each cell of several levels: {_SERVED}", True)
+        why = "boxes for each cell of several levels, which its own 6 or 9 outputs have in pairs of a cell"
+        return KnownFamily(f"they look like SCRFD's, {why}: {_SERVED} otherwise", True)
     if any(offsets_of_cells(one, facts) and not _shares(one) for one in facts.floats(2)):
         what = "values behind the box are no probabilities: export it as YOLOX's own tools do"
         return KnownFamily(f"they look like YOLOX's without its decoding, but their {what}", True)
@@ -84,7 +83,7 @@ def _heatmaps(facts: Facts) -> KnownFamily | None:
     quarter = (facts.height // 4, facts.width // 4)
     for one in facts.floats(3):
         named = one.called("heatmap")
-        if named or (one.shape[0] in _BODIES and one.shape[1:] == quarter):
-            words = f"{one} could be heatmaps of keypoints, as ViTPose and HRNet have them: {_SERVED}"
+        if named or (one.shape[0] in KEYPOINTS_OF_BODIES and one.shape[1:] == quarter):
+            words = f"{one} could be heatmaps of keypoints, as ViTPose's and HRNet's, for task = \"pose\""
             return KnownFamily(words, named)
     return None

@@ -121,7 +121,7 @@ def _as_declared(facts: Facts, found: list[Reading], evidence: list[str]) -> Ver
     if family is not None:
         evidence.append(family.words)
         if best.by_shape and family.certain and facts.form is None:
-            say = f"{family.words}. Remove the task, and it is served with tensors"
+            say = f"{family.words}. Remove the task"
             return Verdict(None, tuple(evidence), f"its outputs are {facts.in_words()}: {say}")
     if (best.by_shape or facts.claims.unread) and facts.form is None:
         best = replace(best, assumed=("outputs", *best.assumed))

@@ -33,6 +33,7 @@ from carpool.vision.picture_answers import (
     Option,
     Options,
 )
+from carpool.vision.point_heads import scrfd
 from carpool.vision.tasks.task import (
     BOX_DIGITS,
     SCORE_DIGITS,
@@ -106,6 +107,8 @@ class Detect(VisionTask):
         table = self._table
         if table.format in ("yolov8", "yolov5", "end2end", KEPT):
             return of_head(table.format, arrays[0], least)
+        if table.format == "scrfd":
+            return scrfd(arrays, least, geometry)
         if table.format == "yolox":
             return yolox(arrays[0], least, geometry.input_height, geometry.input_width)
         if table.format in ("boxes_labels_scores", "dets_labels"):

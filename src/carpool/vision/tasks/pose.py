@@ -9,9 +9,10 @@ import numpy as np
 
 from carpool.config.model import PoseSettings, Task
 from carpool.types import Array
-from carpool.vision.boxes import choose, least_score, of_head, sound
+from carpool.vision.boxes import Found, choose, least_score, of_head, sound
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import IOU, MOST_BOXES, OVERLAY, SCORE, Option, Options, Pose, Poses
+from carpool.vision.point_heads import WHOLE, scrfd, whole_image
 from carpool.vision.tasks.detect import listed
 from carpool.vision.tasks.task import (
     BOX_DIGITS,
@@ -46,7 +47,10 @@ class PoseTask(VisionTask):
         "overlay": OVERLAY,
     }
     table = PoseSettings
-    needs = "an output [4 + classes + 2 or 3 × keypoints, anchors] of floats, or with rows of chosen boxes"
+    needs = (
+        "an output [4 + classes + 2 or 3 × keypoints, anchors] of floats, or with rows of chosen boxes; "
+        "SCRFD's scores, boxes and points of three levels, simcc_x and simcc_y, or heatmaps"
+    )
 
     def __init__(self, settings: VisionSettings) -> None:
         assert isinstance(settings.table, PoseSettings)
@@ -63,15 +67,23 @@ class PoseTask(VisionTask):
 
         return draw.poses(pixels, self._poses(outputs, geometry, options), (geometry.width, geometry.height))
 
-    def _poses(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> list[Pose]:
+    def _found(self, arrays: list[Array], least: float, geometry: Geometry) -> Found:
         table = self._table
+        if table.format in WHOLE:
+            return whole_image(table.format, arrays, geometry)
+        if table.format == "scrfd":
+            return scrfd(arrays, least, geometry)
         assert table.format is not None
         assert table.keypoints is not None
+        return of_head(table.format, arrays[0], least, table.keypoints[0] * table.keypoints[1])
+
+    def _poses(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> list[Pose]:
+        table = self._table
+        assert table.keypoints is not None
         count, each = table.keypoints
-        rows = read_floats(outputs, self._settings.outputs[0])
+        arrays = [read_floats(outputs, spec) for spec in self._settings.outputs]
         with np.errstate(all="ignore"):  # of what is not a number nothing comes
-            found = of_head(table.format, rows, least_score(table, options), count * each)
-            found, placed = sound(found, geometry)
+            found, placed = sound(self._found(arrays, least_score(table, options), geometry), geometry)
         stay = choose(found, table, options, table.format)
         found, placed = found.only(stay), placed[stay]
         points = found.rest.reshape(-1, count, each)

@@ -11,7 +11,7 @@ import numpy as np
 from carpool.config.model import SegmentSettings, Task
 from carpool.errors import ModelError
 from carpool.types import Array
-from carpool.vision.boxes import choose, least_score, of_head, sound
+from carpool.vision.boxes import best_pairs, choose, from_centres, least_score, of_head, sound
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import (
     IOU,
@@ -112,6 +112,9 @@ class Segment(VisionTask):
 
         table = self._table
         assert table.format is not None
+        if table.format == "queries":
+            yield from self._queries(outputs, geometry, options)
+            return
         rows, prototypes = (read_floats(outputs, spec) for spec in self._settings.outputs)
         parts = prototypes.reshape(len(prototypes), -1)
         with np.errstate(all="ignore"):  # of what is not a number nothing comes
@@ -127,6 +130,42 @@ class Segment(VisionTask):
                 values = np.nan_to_num(weights @ parts).reshape(prototypes.shape[1:])
             mask = Mask(label=label, class_id=class_id, score=score, box=corners)
             yield mask, inside_box(values, geometry, box.tolist(), least)
+
+    def _queries(
+        self, outputs: Mapping[str, Array], geometry: Geometry, options: Options
+    ) -> Iterator[tuple[Mask, Array]]:
+        """As above, where each query has a box, a sigmoid for each class, and a mask of its own: it may reach
+        beyond the box."""
+        from carpool.vision.mask_regions import inside_box
+
+        table = self._table
+        boxes, scores, masks = (read_floats(outputs, spec) for spec in self._settings.outputs)
+        if not len(boxes) == len(scores) == len(masks):
+            raise ModelError(f"the model returned {len(boxes)} boxes and {len(masks)} masks")
+        sides = np.array([geometry.input_width, geometry.input_height] * 2, np.float32)
+        with np.errstate(all="ignore"):  # of what is not a number nothing comes
+            scores = activate(scores.T, table.activation, np.float32).T
+            if table.background is not None and table.background < scores.shape[1]:
+                scores[:, table.background] = -1.0
+            numbered = np.concatenate((from_centres(boxes) * sides, np.arange(len(boxes))[:, None]), axis=1)
+            found = best_pairs(numbered, scores, least_score(table, options))
+            found, placed = sound(found._replace(boxes=found.boxes[:, :4]), geometry)
+        stay = choose(found, table, options, "detr")
+        threshold = table.threshold if options.threshold is None else options.threshold
+        least = float(np.log(max(threshold, 1e-6)) - np.log(max(1 - threshold, 1e-6)))  # before the sigmoid
+        above = float(np.nextafter(np.float32(least), np.float32(np.inf)))
+        whole = [0.0, 0.0, float(geometry.width), float(geometry.height)]
+        chosen = found.only(stay)
+        for said, query in zip(
+            listed(self._settings, chosen, placed[stay]), chosen.rest[:, 0].astype(np.intp), strict=True
+        ):
+            label, class_id, score, corners = said
+            mask = Mask(label=label, class_id=class_id, score=score, box=corners)
+            values = np.nan_to_num(masks[query].astype(np.float32))
+            yield (
+                mask,
+                inside_box(values, geometry, whole, above),
+            )
 
     # ---- one mask per class -----------------------------------------------------------------------------
 
