@@ -29,6 +29,18 @@ GROUP = "carpool.extensions"
 """Entry points of packages with extensions; each leads to an `Extension` of the entry point's name."""
 
 
+class ServerOption(NamedTuple):
+    """Describes a setting of the server: a variable of the environment, CARPOOL_ before the name in capitals.
+
+    `ServerSettings.option` returns its value, which has the type of the default.
+    """
+
+    name: str
+    default: str | float
+    within: tuple[float, float] | None = None
+    secret: bool = False  # not shown
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
     """Describes one route over HTTP.
@@ -219,6 +231,7 @@ class Extension:
     statistics: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Fields of Triton's statistics of a model, each with the sources of its count and of its seconds: one of
     the columns, or as `name=word+word` the sum of some of its words."""
+    options: tuple[ServerOption, ...] = ()  # of the server
     starts: tuple[str, ...] = ()
     """Options of the server, and in capitals variables of the environment. Where one of them is set, or the
     setting `api` names the extension, both parts are loaded when the server starts, whatever its models ask

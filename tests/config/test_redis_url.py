@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from carpool.config.redis_url import RedisUrl, read_redis_url
-from carpool.config.server import ServerSettings, server_settings
 from carpool.errors import ConfigError
 
 
@@ -21,7 +20,7 @@ from carpool.errors import ConfigError
     ],
 )
 def test_addresses(text: str, found: RedisUrl) -> None:
-    assert read_redis_url(text) == found
+    assert read_redis_url(text, "shared_profiles") == found
     if found.password:
         assert found.password not in repr(found)
         assert found.password not in found.where
@@ -49,19 +48,7 @@ def test_addresses(text: str, found: RedisUrl) -> None:
 )
 def test_mistakes_name_the_setting_and_no_password(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_redis_url(text)
-    assert caught.value.field == "cache_url"
-    assert "cache_url" in caught.value.message
+        read_redis_url(text, "shared_profiles")
+    assert caught.value.field == "shared_profiles"
+    assert "shared_profiles" in caught.value.message
     assert "hunter2" not in caught.value.message
-
-
-def test_settings_of_a_server_that_shares() -> None:
-    environ = {"CARPOOL_CACHE_URL": "redis://:hunter2@h", "CARPOOL_CACHE_SECRET": "sixteen letters!"}
-    settings, _ = server_settings({}, environ)
-    assert settings.cache_wait_ms == 2.0
-    assert "hunter2" not in repr(settings)
-    assert "sixteen letters" not in repr(settings)
-    with pytest.raises(ConfigError, match="needs a cache_secret of 16 characters"):
-        server_settings({}, environ | {"CARPOOL_CACHE_SECRET": "short"})
-    with pytest.raises(ConfigError, match=r"cache_wait_ms must be 0\.1 to 1000"):
-        ServerSettings(cache_wait_ms=0.0)

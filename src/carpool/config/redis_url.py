@@ -38,9 +38,10 @@ class RedisUrl(NamedTuple):
         return f"RedisUrl({self.where})"
 
 
-def read_redis_url(text: str, field: str = "cache_url") -> RedisUrl:
-    """`field` is the setting. No message repeats what was given: there may be a password in it."""
-    forms = _FORMS if field == "cache_url" else f"like {_FOLDER} or {_FORMS.removeprefix('like ')}"
+def read_redis_url(text: str, field: str, *, folders: bool = True) -> RedisUrl:
+    """Reads the setting `field`, which may name a folder in its place (`folders`). No message repeats what
+    was given: there may be a password in it."""
+    forms = f"like {_FOLDER} or {_FORMS.removeprefix('like ')}" if folders else _FORMS
     try:
         parts = urlsplit(text)
         port = parts.port

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.control_groups import within_limit
 from carpool.config.model import task_names
@@ -60,8 +60,8 @@ def _setting(
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Everything `carpool serve` can be told about itself."""
+class OwnSettings:
+    """Holds the settings of `carpool serve` that no extension declares."""
 
     slo_ms: float | None = _setting(
         None,
@@ -278,10 +278,7 @@ class ServerSettings:
         metavar="FILE",
     )
     record_limit_mb: float = _setting(256.0, "Largest size of that file, in MB.", within=(0.001, 1e6))
-    cache_url: str = _setting("", secret=True)  # passwords: of the environment alone, where `ps` has none
     cache_secret: str = _setting("", secret=True)
-    cache_wait_ms: float = _setting(2.0, within=(0.1, 1000.0))
-    cache_mb: float = _setting(64.0, within=(0.0, 1e6))  # of answers that are kept, over all front ends
     quiet: bool = _setting(False, "Print nothing at start, and log only warnings and errors.", name="--quiet")
     log_format: str = _setting("text", "Format of the log: text or json.", choices=("text", "json"))
     log_level: str = _setting(
@@ -294,6 +291,10 @@ class ServerSettings:
     remote_files: int = _setting(10_000, within=(1, 1e6))
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
     state_dir: Path | None = None  # what must survive a restart; None keeps nothing
+
+    def option(self, name: str) -> Any:
+        """Returns a setting that an extension declares in its manifest, of the type of its default."""
+        return getattr(self, name)
 
     @property
     def apis(self) -> frozenset[str]:
@@ -349,9 +350,6 @@ class ServerSettings:
             yield "tls_client_ca", "tls_client_ca needs tls_cert and tls_key"
         if self.metrics_key and not (self.api_key_file or self.admin_key_file):
             yield "metrics_key", "metrics_key needs keys: give api_key_file or admin_key_file"
-        if self.cache_url:
-            read_redis_url(self.cache_url)
-            yield from self._redis_mistakes("cache_url")
         if self.rollout_state:
             yield from self._rollout_state_mistakes()
         if self.shared_profiles:
@@ -392,7 +390,7 @@ class ServerSettings:
         kind, _, folder = self.rollout_state.partition(":")
         if kind != "file":
             read_redis_url(self.rollout_state, "rollout_state")
-            yield from self._redis_mistakes("rollout_state")
+            yield from self.redis_mistakes("rollout_state")
         elif not folder.startswith("/") or "\0" in folder:
             yield "rollout_state", "rollout_state names a folder from the root, like file:/mnt/rollouts"
 
@@ -403,9 +401,10 @@ class ServerSettings:
                 yield "shared_profiles", "shared_profiles names a folder from the root, like file:/mnt/shared"
         elif remote_address(self.shared_profiles) is None:
             read_redis_url(self.shared_profiles, "shared_profiles")
-            yield from self._redis_mistakes("shared_profiles")
+            yield from self.redis_mistakes("shared_profiles")
 
-    def _redis_mistakes(self, name: str) -> Iterator[tuple[str, str]]:
+    def redis_mistakes(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yields what is missing where this setting has the address of a Redis server."""
         if len(self.cache_secret) < _SHORTEST_SECRET:
             yield (
                 "cache_secret",
@@ -443,6 +442,23 @@ class ServerSettings:
     def needs_models(self) -> bool:
         """Returns whether an empty repository is a mistake: where nothing can come later."""
         return self.model_control_mode == "none"
+
+
+if TYPE_CHECKING:
+    ServerSettings = OwnSettings
+else:
+    ServerSettings = make_dataclass(
+        "ServerSettings",
+        [
+            (one.name, type(one.default), _setting(one.default, within=one.within, secret=one.secret))
+            for extension in installed().values()
+            for one in extension.options
+        ],
+        bases=(OwnSettings,),
+        namespace={"__doc__": "Holds all settings of `carpool serve`.", "__module__": __name__},
+        frozen=True,
+        slots=True,
+    )
 
 
 def apis() -> Mapping[str, str]:

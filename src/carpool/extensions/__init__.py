@@ -22,6 +22,7 @@ from carpool.extension import (
     Extension,
     HttpRoute,
     Routes,
+    ServerOption,
     Verb,
 )
 
@@ -320,7 +321,13 @@ carpool_cache_shared_timeouts_total  counter    server  cell:shared_timeouts    
             "cache_hit": ("results=hit+similar+joined+shared", "hit_seconds"),
             "cache_miss": ("results=miss", "miss_seconds"),
         },
+        options=(
+            ServerOption("cache_url", "", secret=True),  # has a password: `ps` shows no variables
+            ServerOption("cache_wait_ms", 2.0, within=(0.1, 1000.0)),
+            ServerOption("cache_mb", 64.0, within=(0.0, 1e6)),  # of stored answers, over all front ends
+        ),
         starts=("cache_url",),
+        begin="settings:begin",
         front="front:front",
         engine="engine:engine",
         routes=(_CACHE,),

@@ -41,11 +41,12 @@ def front(server: FrontServer) -> FrontPart:
 
 def cache_parts(settings: ServerSettings) -> CacheParts:
     """Returns an equal part of the memory for each front end: what one stores, no other can use."""
-    most = int(settings.cache_mb * 1e6) // settings.front_ends
-    if not settings.cache_url:
+    most = int(settings.option("cache_mb") * 1e6) // settings.front_ends
+    url: str = settings.option("cache_url")
+    if not url:
         return CacheParts(most)
     from carpool.link.redis_client import shared_store  # most servers share nothing
 
-    secret, wait_s = settings.cache_secret, settings.cache_wait_ms / 1e3
-    shared = shared_store(settings.cache_url, secret, wait_s, setting="cache_url")
+    secret, wait_s = settings.cache_secret, settings.option("cache_wait_ms") / 1e3
+    shared = shared_store(url, secret, wait_s, setting="cache_url")
     return CacheParts(most, secret, shared)

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from carpool.config.declared_keys import read_declared
 from carpool.config.model import ModelConfig, key
+from carpool.config.redis_url import read_redis_url
+from carpool.config.server import ServerSettings
 from carpool.config.settings_part import SettingsPart, TritonPart
 from carpool.config.table import TomlTable
+from carpool.errors import ConfigError
 
 if TYPE_CHECKING:
     from carpool.config.triton_text import TextSource
@@ -57,6 +60,14 @@ def _read(top: TomlTable) -> CacheSettings | None:
 
 def _read_triton(source: TextSource) -> CacheSettings | None:
     return _LIKE_TRITON if source.message.response_cache.enable else None
+
+
+def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
+    """Checks the address under which servers share answers."""
+    read_redis_url(settings.option("cache_url"), "cache_url", folders=False)
+    for field, sentence in settings.redis_mistakes("cache_url"):
+        raise ConfigError(sentence, field=field)
+    return settings, ""
 
 
 PART = SettingsPart(
