@@ -26,7 +26,7 @@ LINES_UNSAID = 400
 FIELDS: Mapping[str, int] = {"Ask": 8, "ModelEntry": 10, "Catalog": 10, "Work": 40}
 
 # Groups of files that import each other, type-only imports included. The goal is 0.
-CIRCLES = 2
+CIRCLES = 1
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {

@@ -12,13 +12,13 @@ import pytest
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge
-from carpool.frontend.calls.lane import ModelLane
 from carpool.frontend.calls.request import (
     ANSWERING,
     OFFERED,
     OVER,
     READING,
     RUNNING,
+    ModelLane,
     Request,
     RequestReply,
 )

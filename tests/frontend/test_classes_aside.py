@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import orjson
 import pytest
-from frontend.http.test_cached import EXACT
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import Cancelled
@@ -16,6 +15,7 @@ from carpool.frontend.clients.accounts import Accounts
 from carpool.types import Array, Datatype
 from carpool.wire import classes
 from carpool.wire.strings import Between
+from extensions.cache.test_cached import EXACT
 from frontend.fake_door import echo
 from frontend.grpc.front_end import channel
 from frontend.grpc.front_end import front_end as over_grpc

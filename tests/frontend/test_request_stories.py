@@ -13,8 +13,14 @@ import pytest
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused
 from carpool.frontend.calls.front_part import FrontPart
-from carpool.frontend.calls.lane import Infer
-from carpool.frontend.calls.request import ANSWERING, OVER, Listener, Request, RequestReply
+from carpool.frontend.calls.request import (
+    ANSWERING,
+    OVER,
+    Infer,
+    Listener,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.door import NOBODY, Answer, ModelEntry

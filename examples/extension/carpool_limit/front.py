@@ -2,8 +2,7 @@
 
 from carpool.errors import Refused
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.frontend.calls.lane import Infer
-from carpool.frontend.calls.request import Listener, Request
+from carpool.frontend.calls.request import Infer, Listener, Request
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request

@@ -10,10 +10,15 @@ from typing import Any
 from carpool.config.server import ServerSettings
 from carpool.extension import Extension
 from carpool.extensions import choice_fields, installed, started
-from carpool.frontend.calls.call_service import CallService, Observer, SeesPictures
+from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
 from carpool.frontend.calls.own_request import send
-from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.request import (
+    Observer,
+    Request,
+    RequestReply,
+    SeesPictures,
+)
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender

@@ -12,7 +12,8 @@ from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
-from carpool.frontend.calls.lane import Choice, Infer, LooksEarly, ModelLane, places_at
+from carpool.frontend.calls.lane import Choice, LooksEarly
+from carpool.frontend.calls.request import Infer, ModelLane, places_at
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
 from carpool.frontend.front_parts import FrontParts

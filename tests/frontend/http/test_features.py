@@ -9,8 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from carpool.frontend.calls.front_part import FrontPart
-from carpool.frontend.calls.lane import Infer
-from carpool.frontend.calls.request import Listener, Request
+from carpool.frontend.calls.request import (
+    Infer,
+    Listener,
+    Request,
+)
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage

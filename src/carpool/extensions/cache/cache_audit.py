@@ -12,7 +12,7 @@ from carpool.errors import CarpoolError
 from carpool.extensions.cache import counted
 from carpool.extensions.cache.front_caches import Hit, ModelCache
 from carpool.extensions.cache.similar import OFF_S, judged
-from carpool.frontend.calls.call_service import CallService
+from carpool.frontend.calls.request import RequestService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import Answer
@@ -31,7 +31,7 @@ class CacheAudit(Recomputation[Difference]):
     """Audits one answer to a picture of a picture route, after it was sent."""
 
     def __init__(
-        self, service: CallService, name: str, model: ModelCache, picture: RoutePicture, hit: Hit
+        self, service: RequestService, name: str, model: ModelCache, picture: RoutePicture, hit: Hit
     ) -> None:
         """`name` is its source's; a hit without a source is the same request again."""
         super().__init__(service.pictures, model.entry, in_threads(service.threads))

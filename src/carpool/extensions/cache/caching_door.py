@@ -36,8 +36,11 @@ from carpool.extensions.cache.front_caches import (
     exact_hit,
 )
 from carpool.extensions.cache.similar import MOST_FRAMES, Frame, PictureLook, SourceAnswers, see
-from carpool.frontend.calls.lane import Infer
-from carpool.frontend.calls.request import Listener, Request
+from carpool.frontend.calls.request import (
+    Infer,
+    Listener,
+    Request,
+)
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures

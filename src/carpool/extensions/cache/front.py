@@ -10,7 +10,8 @@ from carpool.extensions.cache.caching_door import CachingDoor
 from carpool.extensions.cache.counted import cache_counts
 from carpool.extensions.cache.front_caches import NAME, CacheParts, Caches
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.frontend.calls.lane import Infer, LooksEarly
+from carpool.frontend.calls.lane import LooksEarly
+from carpool.frontend.calls.request import Infer
 from carpool.link.door import ModelEntry
 
 

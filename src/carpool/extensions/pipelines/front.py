@@ -6,7 +6,7 @@ from carpool.extensions.pipelines.pipeline_pictures import PipelineModel
 from carpool.extensions.pipelines.pipeline_run import PipelineDoor
 from carpool.extensions.pipelines.settings import NAME
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.frontend.calls.lane import Infer, places_at
+from carpool.frontend.calls.request import Infer, places_at
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.link.door import ModelEntry
 

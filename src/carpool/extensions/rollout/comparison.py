@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, without_stack
 from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split
-from carpool.frontend.calls.call_service import CallService
+from carpool.frontend.calls.request import RequestService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.door import Answer, ModelEntry
@@ -40,7 +40,7 @@ class Comparison(Recomputation[Found]):
 
     def __init__(
         self,
-        service: CallService,
+        service: RequestService,
         mirror: Mirror,
         split: Split,
         entry: ModelEntry,

@@ -15,8 +15,12 @@ from carpool.extensions.rollout.comparison import Comparison
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Routing, Split
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.frontend.calls.lane import Infer
-from carpool.frontend.calls.request import OVER, Listener, Request
+from carpool.frontend.calls.request import (
+    OVER,
+    Infer,
+    Listener,
+    Request,
+)
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.link.door import Answer, ModelEntry, Sender

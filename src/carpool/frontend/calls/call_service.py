@@ -6,47 +6,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import thread_time
-from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from carpool.errors import CarpoolError
 from carpool.frontend.calls.client_memory import ClientMemory
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
-from carpool.frontend.calls.lane import Choice, ModelLane
+from carpool.frontend.calls.lane import Choice
+from carpool.frontend.calls.request import Observer, RequestService, SeesPictures
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.link.door import Answer, Catalog, Door, ModelEntry
-from carpool.memory.arena import Slot
+from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, CounterRow, Row
 from carpool.observe.logs import logger
-from carpool.types import Timing
-
-if TYPE_CHECKING:
-    from carpool.frontend.calls.request import Request
 
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 
 
-class Observer(Protocol):
-    """Sees how requests end, in the loop's thread: it must not raise or take long."""
-
-    def answered(self, call: Request, answer: Answer, times: tuple[float, float, float]) -> None:
-        """Notes that a call was answered well: when it was offered, when that was done, and now, by
-        `time.monotonic()`."""
-
-    def failed(self, call: Request, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
-
-
-SeesPictures: TypeAlias = Callable[[ModelEntry, SentPictures, Slot | None], None]
-"""Sees what goes to the engine before it is decoded, with the slot of a file that lies in one already."""
-
-
-class CallService:
+class CallService(RequestService):
     """Serves the calls of one front end, and is used in its loop's thread only."""
 
-    lane: Callable[[ModelEntry], ModelLane]
-    """Returns what requests for this version pass."""
     choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None]
     """Returns what chooses between versions, for requests with these fields that name none."""
 

@@ -10,9 +10,14 @@ from typing import Any, Protocol, TypeAlias
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
-from carpool.frontend.calls.call_service import Observer, SeesPictures
-from carpool.frontend.calls.lane import Choice, Infer, LooksEarly
-from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.lane import Choice, LooksEarly
+from carpool.frontend.calls.request import (
+    Infer,
+    Observer,
+    Request,
+    RequestReply,
+    SeesPictures,
+)
 from carpool.frontend.calls.trace_context import Caller
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sent_pictures import PictureModel

@@ -1,4 +1,4 @@
-"""Defines what the requests for one version pass."""
+"""Defines who chooses between the versions of a model, and what looks at a picture that is not read yet."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.link.door import Ask, Call, Hears, ModelEntry, Sender
-from carpool.observe.counters import Row
 
 if TYPE_CHECKING:
-    from carpool.frontend.calls.request import Request
     from carpool.vision.picture_answers import Options
 
 
@@ -19,20 +17,6 @@ class Infers(Protocol):
     """Defines the way to the engine: the door, or what answers in its place."""
 
     def infer(self, ask: Ask, hears: Hears) -> Call: ...
-
-
-Infer: TypeAlias = "Callable[[Request], None]"
-"""Answers a request, or wraps what does."""
-
-
-def places_at(door: Infers) -> Infer:
-    """Returns the innermost of a chain: it places requests at this door."""
-
-    def place(request: Request) -> None:
-        request.door = door
-        request.place()
-
-    return place
 
 
 class Choice(Protocol):
@@ -73,17 +57,3 @@ class EarlyLook(NamedTuple):
 
 
 LooksEarly: TypeAlias = Callable[[UnreadPicture], EarlyLook]
-
-
-class ModelLane(NamedTuple):
-    """Describes what the requests for one version pass. A lane is made once for each catalogue, and a route
-    keeps it in the entry's place, so that no request looks anything up."""
-
-    entry: ModelEntry
-    row: Row  # this process's counters of the version
-    infer: Infer | None  # the wrappers of the version; None: it has none, and requests place themselves
-    holds_back: Callable[[], bool] | None = None
-    """While this says so, a request that the gate would reject at its head is read all the same, since it may
-    be answered without the engine."""
-    divided: bool = False  # a request that finds this version without naming it has a `Choice`
-    early: LooksEarly | None = None  # of the outermost wrapper, which may answer pictures that are not read

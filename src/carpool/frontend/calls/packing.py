@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from carpool.frontend.calls.client_memory import Fetch
 from carpool.types import Datatype, InferRequest, Signature
 from carpool.wire.strings import Between, go_on
 from carpool.wire.v2 import (
@@ -25,6 +27,7 @@ AT_ONCE = 64 * 1024
 _BYTES = Datatype.BYTES
 _BOOL = Datatype.BOOL
 _FEW_STRINGS = 4096
+_COPIED = 1 << 20
 
 
 def is_in_place(head: RequestHead) -> bool:
@@ -89,3 +92,32 @@ def _pack(head: RequestHead, tail: Buffer, model: str) -> tuple[RequestHead, lis
         offset += len(piece)
     binary = RequestHead(head.id, inputs, head.outputs, head.options, head.binary_output, offset, head.batch)
     return binary, pieces
+
+
+def fill_slot(
+    head: RequestHead,
+    pieces: Sequence[Buffer],
+    fetch: Fetch | None,
+    view: memoryview,
+    unchecked: str,
+    between: Between,
+) -> None:
+    """Fills a slot with the pieces and with what is in the client's memory, and checks them unless they were:
+    for the model of this name."""
+    put_pieces(pieces, view, between)
+    if unchecked:
+        check(head, view[: head.tail_size], unchecked, between)
+    if fetch is not None:
+        fetch.into(view, between)
+
+
+def put_pieces(pieces: Sequence[Buffer], view: memoryview, between: Between = go_on) -> None:
+    """One behind the other, a part at a time: a thread that copies holds the interpreter."""
+    position = 0
+    for piece in pieces:
+        source = memoryview(piece)
+        for start in range(0, len(source), _COPIED):
+            part = source[start : start + _COPIED]
+            between()
+            view[position : position + len(part)] = part
+            position += len(part)

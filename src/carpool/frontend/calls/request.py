@@ -21,29 +21,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from carpool.compiling import mypyc_attr
 from carpool.errors import Cancelled, CarpoolError, Unavailable, Unsupported, without_stack
-from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.client_memory import Fetch, Outlets, names_regions
-from carpool.frontend.calls.lane import Choice, Infer, Infers, ModelLane
-from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place
+from carpool.frontend.calls.client_memory import ClientMemory, Outlets, names_regions
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.lane import Choice, Infers, LooksEarly
+from carpool.frontend.calls.packing import AT_ONCE, fill_slot, is_in_place, put_pieces
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
-from carpool.frontend.clients.fair_threads import ThreadWork
-from carpool.frontend.pictures.picture_service import promised
+from carpool.frontend.clients.fair_threads import FairThreads, ThreadWork
+from carpool.frontend.pictures.picture_service import PictureService, promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import PictureJob, explained, stopping
 from carpool.link.contents import Content, Pieces, Waiting
-from carpool.link.door import IN_PARTS, USUAL, Answer, Ask, Call, Handling, ModelEntry, Sender
+from carpool.link.door import IN_PARTS, USUAL, Answer, Ask, Call, Door, Handling, ModelEntry, Sender
 from carpool.link.step_times import Times
 from carpool.memory.arena import LARGE, Slot
 from carpool.memory.layout import answer_size
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
+from carpool.observe.logs import Logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.classes import any_takes_long, with_classes
 from carpool.wire.head import DEFAULT_OPTIONS
@@ -62,7 +64,6 @@ OVER: Final = 4
 
 LEFT = asyncio.CancelledError("the client left")
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
-_COPIED: Final = 1 << 20
 _PUT_AT_ONCE: Final = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 
 
@@ -140,6 +141,65 @@ class Listener:
         return False
 
 
+Infer: TypeAlias = "Callable[[Request], None]"
+"""Answers a request, or wraps what does."""
+
+
+def places_at(door: Infers) -> Infer:
+    """Returns the innermost of a chain: it places requests at this door."""
+
+    def place(request: Request) -> None:
+        request.door = door
+        request.place()
+
+    return place
+
+
+class ModelLane(NamedTuple):
+    """Describes what the requests for one version pass. A lane is made once for each catalogue, and a route
+    keeps it in the entry's place, so that no request looks anything up."""
+
+    entry: ModelEntry
+    row: Row  # this process's counters of the version
+    infer: Infer | None  # the wrappers of the version; None: it has none, and requests place themselves
+    holds_back: Callable[[], bool] | None = None
+    """While this says so, a request that the gate would reject at its head is read all the same, since it may
+    be answered without the engine."""
+    divided: bool = False  # a request that finds this version without naming it has a `Choice`
+    early: LooksEarly | None = None  # of the outermost wrapper, which may answer pictures that are not read
+
+
+class Observer(Protocol):
+    """Sees how requests end, in the loop's thread: it must not raise or take long."""
+
+    def answered(self, call: Request, answer: Answer, times: tuple[float, float, float]) -> None:
+        """Notes that a call was answered well: when it was offered, when that was done, and now, by
+        `time.monotonic()`."""
+
+    def failed(self, call: Request, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
+
+
+SeesPictures: TypeAlias = Callable[[ModelEntry, SentPictures, Slot | None], None]
+"""Sees what goes to the engine before it is decoded, with the slot of a file that lies in one already."""
+
+
+class RequestService:
+    """Holds what every request needs of its front end."""
+
+    door: Door
+    log: Logger
+    server_row: Row  # this process's counters that belong to no model
+    memory: ClientMemory
+    pictures: PictureService
+    threads: ThreadPoolExecutor
+    fair_threads: FairThreads  # their work is charged to clients
+    forward: ForwardedHeaders | None  # headers that models are told
+    observers: tuple[Observer, ...]
+    see_pictures: tuple[SeesPictures, ...]
+    lane: Callable[[ModelEntry], ModelLane]
+    """Returns what requests for this version pass."""
+
+
 class Request:
     """Everything is called in the loop's thread, and nobody inherits from it: protocols and wrappers have a
     request. `slot` is the request's own while it is not None: a thread that writes to it has it, or the call.
@@ -157,7 +217,12 @@ class Request:
     infer: Infer | None
 
     def __init__(
-        self, service: CallService, reply: RequestReply, sender: Sender, deadline: float, arrived: float = 0.0
+        self,
+        service: RequestService,
+        reply: RequestReply,
+        sender: Sender,
+        deadline: float,
+        arrived: float = 0.0,
     ) -> None:
         self.service = service
         self.reply = reply
@@ -341,12 +406,12 @@ class Request:
         else:
             slot = self.slot = door.slot(size)
         if head.tail_size <= _PUT_AT_ONCE or placed.regions:
-            _put(pieces, slot.view)
+            put_pieces(pieces, slot.view)
             if placed.regions or (fetch is None and (checked or head.plain)):
                 self._offer(placed, slot, 0)
                 return None
             pieces = ()
-        fill = partial(_fill, head, pieces, fetch, slot.view, "" if checked else self.entry.name)
+        fill = partial(fill_slot, head, pieces, fetch, slot.view, "" if checked else self.entry.name)
         takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
         takes_long = takes_long or bool(pieces) or (fetch is not None and fetch.takes_long)
         return self.aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
@@ -832,32 +897,3 @@ class Request:
 def _no_room() -> bool:
     """Cuts nobody off: these bodies are all here."""
     return False
-
-
-def _fill(
-    head: RequestHead,
-    pieces: Sequence[Buffer],
-    fetch: Fetch | None,
-    view: memoryview,
-    unchecked: str,
-    between: Between,
-) -> None:
-    """Fills a slot with the pieces and with what is in the client's memory, and checks them unless they were:
-    for the model of this name."""
-    _put(pieces, view, between)
-    if unchecked:
-        check(head, view[: head.tail_size], unchecked, between)
-    if fetch is not None:
-        fetch.into(view, between)
-
-
-def _put(pieces: Sequence[Buffer], view: memoryview, between: Between = go_on) -> None:
-    """One behind the other, a part at a time: a thread that copies holds the interpreter."""
-    position = 0
-    for piece in pieces:
-        source = memoryview(piece)
-        for start in range(0, len(source), _COPIED):
-            part = source[start : start + _COPIED]
-            between()
-            view[position : position + len(part)] = part
-            position += len(part)

@@ -14,8 +14,11 @@ from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.extensions import choice_fields
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.calls.lane import ModelLane
-from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.request import (
+    ModelLane,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.demands import NotLoaded

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput, ModelError, TooLarge
-from carpool.frontend.calls.lane import ModelLane
+from carpool.frontend.calls.request import ModelLane
 from carpool.frontend.grpc.message_fields import LENGTH, FieldBudget, Malformed, fields_of
 from carpool.frontend.grpc.typed_contents import malformed, typed_tensor
 from carpool.link.door import Catalog, ModelEntry

@@ -15,9 +15,14 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.calls.lane import ModelLane, UnreadPicture
+from carpool.frontend.calls.lane import UnreadPicture
 from carpool.frontend.calls.packing import AT_ONCE
-from carpool.frontend.calls.request import LEFT, Request, RequestReply
+from carpool.frontend.calls.request import (
+    LEFT,
+    ModelLane,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.documents import task_of

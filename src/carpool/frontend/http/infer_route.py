@@ -10,9 +10,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from carpool.errors import CarpoolError, TooLarge
-from carpool.frontend.calls.lane import ModelLane
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, prepare, takes_long
-from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.request import (
+    ModelLane,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.http.body import body_encoding

@@ -11,8 +11,9 @@ from typing import Generic, Protocol, TypeVar
 from carpool.errors import CarpoolError
 from carpool.extensions import choice_fields
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.calls.lane import Choice, ModelLane
+from carpool.frontend.calls.lane import Choice
 from carpool.frontend.calls.packing import AT_ONCE
+from carpool.frontend.calls.request import ModelLane
 from carpool.frontend.calls.trace_context import Origin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving

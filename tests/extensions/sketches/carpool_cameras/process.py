@@ -12,8 +12,12 @@ import numpy as np
 
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.front_part import StartedWith
-from carpool.frontend.calls.lane import ModelLane
-from carpool.frontend.calls.request import OVER, Request, RequestReply
+from carpool.frontend.calls.request import (
+    OVER,
+    ModelLane,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.front_service import FrontService
 from carpool.link.door import Answer, Catalog, ModelEntry, Sender
 from carpool.link.step_times import Times

@@ -10,8 +10,12 @@ import numpy as np
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.frontend.access.keys import holder
-from carpool.frontend.calls.lane import ModelLane
-from carpool.frontend.calls.request import OVER, Request, RequestReply
+from carpool.frontend.calls.request import (
+    OVER,
+    ModelLane,
+    Request,
+    RequestReply,
+)
 from carpool.frontend.http.exchange import BodyPlan, Exchange, HttpHead, Start, answer_error
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request, with_json
