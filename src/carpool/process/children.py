@@ -243,6 +243,7 @@ class EngineProcess:
 
 class FrontendProcess:
     def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
+        self._known = set(sys.modules)
         self._control = control
         self._first = first
         self._settings = settings
@@ -274,6 +275,7 @@ class FrontendProcess:
         collect_rarely()
         frontend = self._frontend = await start(parts)
         self._control.send("up")
+        door.watch(self._report_imports)
         broken = asyncio.create_task(self._broken.wait())
         await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
         if not obeying.done():
@@ -281,6 +283,12 @@ class FrontendProcess:
         cut_off = await frontend.stop(obeying.result())
         logger("frontend").info("drained", cut_off=cut_off)
         return EXIT_CUT_OFF if cut_off else 0
+
+    def _report_imports(self, catalog: Catalog) -> None:
+        """Reports what the models of a new catalogue made this process import."""
+        if catalog.ready and (new := set(sys.modules) - self._known):
+            self._known |= new
+            self._control.send("imported", names=sorted(name for name in new if name.startswith("carpool.")))
 
     async def _obey(self, door: RemoteDoor) -> float:
         """Take every new engine until it is time to stop; returns the seconds there are for that."""

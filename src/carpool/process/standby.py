@@ -17,6 +17,7 @@ from carpool.observe.logs import logger
 from carpool.process.forking import PROCESSES
 
 _FORKING = "carpool.process.forking"
+_OURS = "carpool."
 _ROOM = "-" * 64  # for the arguments that a forked process is shown with
 _LOOK_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -77,6 +78,16 @@ class Standby:
         if missing:
             zygote.bring(missing, aside=False)
         return child or zygote.fork(role, role)
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Imports in the zygote what a process has imported since its fork, for the next fork.
+
+        Only modules of this package: what others import may start threads, which no fork survives.
+        """
+        missing = [name for name in names if name.startswith(_OURS) and name not in self._names]
+        self._names.update(dict.fromkeys(missing))
+        if missing and self._zygote is not None and self._zygote.usable:
+            self._zygote.bring(missing)
 
     def _imported(self) -> None:
         if self._zygote is not None and not self._zygote.imports and self._names:

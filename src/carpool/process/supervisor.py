@@ -333,6 +333,8 @@ class Supervisor:
             self._loading(LoadingStep(body["model"], body["step"], body["number"], body["of"]))
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
+        elif message.word == "imported":
+            self._standby.bring(message.body["names"])
         elif message.word == "failed":
             post.error = str(message.body["error"])
         elif message.word == "dropped":
