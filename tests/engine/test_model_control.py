@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from carpool.config.server import ServerSettings
@@ -15,7 +14,6 @@ from carpool.engine.control.engine_questions import ControlDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
-from carpool.extensions.registry.remote_repository import Remotes
 from carpool.link.door import LoadingStep
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
@@ -289,41 +287,6 @@ def test_a_folder_that_cannot_be_read_is_told_of_once(
         weights(home, "m", 1, 2.0)
         await desk.look()
         assert await ask(host.engine) == 2.0
-        await host.drain(5.0)
-
-    run(story())
-
-
-def test_a_repository_that_lies_elsewhere_is_followed(tmp_path: Path, stage: Stage) -> None:
-    fs = fsspec.filesystem("memory")
-    address, made = "memory://followed/models", tmp_path / "made"
-
-    def put() -> None:
-        files = (path for path in made.rglob("*") if path.is_file())
-        fs.pipe({f"/followed/models/{path.relative_to(made)}": path.read_bytes() for path in files})
-
-    async def story() -> None:
-        model(made, "a", v1=1.0)
-        put()
-        settings = ServerSettings(
-            model_control_mode="poll", poll_s=3600.0, models=(address,), cache_dir=tmp_path / "cache"
-        )
-        remotes = Remotes.of(settings)
-        assert remotes.refresh() == []
-        host = EngineHost(partial(Engine, *remotes.folders([Path(address)])), settings=settings)
-        host.start_parts()
-        desk = ControlDesk(host, settings)
-        await desk.open(quiet)
-        assert ready(host) == [("a", "1")]
-        (made / "a").rename(tmp_path / "before")
-        model(made, "a", v1=1.0, v2=2.0)
-        model(made, "b", v1=3.0)
-        put()
-        await desk.look()
-        assert ready(host) == [("a", "1"), ("a", "2"), ("b", "1")]
-        fs.rm("/followed", recursive=True)
-        await desk.look()  # nothing is there: a warning, and what serves goes on
-        assert ready(host) == [("a", "1"), ("a", "2"), ("b", "1")]
         await host.drain(5.0)
 
     run(story())
