@@ -23,7 +23,7 @@ LINES_UNSAID = 400
 """So many lines fewer than LOADED says are no failure: files change for other reasons, too."""
 
 # By record: its fields. The goals are 8, 10, 10 and 20.
-FIELDS: Mapping[str, int] = {"Ask": 8, "ModelEntry": 10, "Catalog": 10, "Work": 40}
+FIELDS: Mapping[str, int] = {"Ask": 8, "ModelEntry": 10, "Catalog": 10, "Work": 20}
 
 # Groups of files that import each other, type-only imports included. The goal is 0.
 CIRCLES = 1

@@ -37,11 +37,11 @@ class DecodingSimulation(Simulation):
         self._sequence = 0
 
     def _refused(self, job: Job, now: float) -> bool:
-        job.ready_at = now + self.forecast.seconds(1.0, float(len(self._waiting)), now)
+        job.own_course().ready_at = now + self.forecast.seconds(1.0, float(len(self._waiting)), now)
         if self.scheduler.offer(job, now, ready=False) is not None:
             return True
         self._sequence += 1
-        heappush(self._waiting, (job.deadline, self._sequence, job, now, job.ready_at - now))
+        heappush(self._waiting, (job.deadline, self._sequence, job, now, job.course.ready_at - now))
         self._start(now)
         return False
 

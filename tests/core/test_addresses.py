@@ -10,7 +10,7 @@ import pytest
 
 from carpool.core.constants import CONSTANTS
 from carpool.core.curve import BatchCurve
-from carpool.core.job import ADDRESS, OFFERED, ORDINARY, Job
+from carpool.core.job import ADDRESS, OFFERED, ORDINARY, Job, Origin
 from carpool.core.objectives import Promise
 from carpool.core.queue import Lanes, Sharing
 from carpool.core.scheduler import Scheduler
@@ -31,7 +31,7 @@ class Addresses(Simulation):
 
     def _job(self, ride: Ride, now: float) -> Job:
         job = super()._job(ride, now)
-        job.source, job.payer = "", ADDRESS + job.source
+        job.origin = Origin(payer=ADDRESS + job.origin.source)
         return job
 
     def lost(self, address: str) -> int:
@@ -47,9 +47,9 @@ class Pictures(Addresses):
         self._decoding: list[tuple[float, int, Job]] = []
 
     def _refused(self, job: Job, now: float) -> bool:
-        greedy = job.payer == ADDRESS + GREEDY
-        job.ready_at = now + (0.2 + self._random.random() if greedy else 0.005)
-        judged = self.scheduler.refuses(self.scheduler.newcomer(job.payer, now), now)
+        greedy = job.origin.payer == ADDRESS + GREEDY
+        job.own_course().ready_at = now + (0.2 + self._random.random() if greedy else 0.005)
+        judged = self.scheduler.refuses(self.scheduler.newcomer(job.origin.payer, now), now)
         if self.scheduler.offer(job, now, ready=False) is not None or judged is not None:
             return True
         heappush(self._decoding, (now + (1.0 if greedy else 0.005), len(self.run.rides), job))

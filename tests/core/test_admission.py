@@ -118,7 +118,8 @@ def test_all_parts_of_a_pipelines_probe_run_whatever_is_believed() -> None:
     core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0
     probes = [Job(0.0), Job(0.0)]
     for job in probes:
-        job.promise, job.probe, job.ready_at = 0.5, True, 0.001
+        course = job.own_course()
+        course.promise, course.probe, course.ready_at = 0.5, True, 0.001
         assert core.offer(job, 0.0, ready=False) is None
         assert (job.deadline, job.due) == (0.5, 0.5)  # the pipeline's SLO, not the model's
         core.ready(job, 0.001)
@@ -133,9 +134,10 @@ def test_a_step_with_others_after_it_is_no_probe_of_its_own() -> None:
     core = scheduler(slo=0.012)
     core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0
     first = Job(0.0)
-    first.promise, first.later = 0.5, 0.1
+    course = first.own_course()
+    course.promise, course.later = 0.5, 0.1
     assert core.refuses(first, 0.0) is not None
-    first.later = 0.0
+    course.later = 0.0
     assert core.refuses(first, 0.0) is None
 
 
@@ -223,7 +225,7 @@ def test_without_a_promise_there_is_no_lag_to_speak_of() -> None:
 
 def coming(at: float, ready_at: float) -> Job:
     job = Job(at)
-    job.ready_at = ready_at
+    job.own_course().ready_at = ready_at
     return job
 
 

@@ -193,7 +193,7 @@ def test_the_least_served_source_goes_first() -> None:
     for job in a + b:
         core.offer(job, job.arrived)
     core.finished(first, 0.008, 0.008)
-    sources = [job.source for job in batch_of(core.decide(0.008)).jobs]
+    sources = [job.origin.source for job in batch_of(core.decide(0.008)).jobs]
     assert sources.count("b") == 2
 
 

@@ -116,7 +116,7 @@ def promised(slo: float = 0.05) -> Scheduler:
 
 def coming(at: float, ready_at: float, **more: float) -> Job:
     job = Job(at, **more)  # type: ignore[arg-type]
-    job.ready_at = ready_at
+    job.own_course().ready_at = ready_at
     return job
 
 

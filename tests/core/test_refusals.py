@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
-from carpool.core.job import GivenUp, Job, JobState, Reason, Refusal, Terms
+from carpool.core.job import GivenUp, Job, JobOptions, JobState, Origin, Reason, Refusal, Terms
 from carpool.core.objectives import Promise
 from carpool.core.refusal_words import given_up, refused
 from carpool.core.scheduler import Scheduler
@@ -262,7 +262,7 @@ def rejections(
         offered = request(chance, now, slo)
         coming = chance.random() < 0.3
         if coming:
-            offered.ready_at = now + chance.uniform(0.0, slo / 2)
+            offered.own_course().ready_at = now + chance.uniform(0.0, slo / 2)
         refusal = core.offer(offered, now, ready=not coming)
         if coming and refusal is None and chance.random() < 0.8:
             core.ready(offered, now)
@@ -275,10 +275,10 @@ def request(chance: Random, now: float, slo: float) -> Job:
     late = chance.uniform(0.0, slo / 4)
     own = chance.choice([math.inf, slo * chance.random()])
     offered = Job(now - late, now - late + own, images=chance.choice([1, 1, 1, 2, 5]))
-    offered.source = chance.choice(["", "", "a", "b"])
-    offered.priority = chance.choice([0, 0, 0, 1])
+    offered.origin = Origin(chance.choice(["", "", "a", "b"]))
+    offered.options = JobOptions(chance.choice([0, 0, 0, 1]))
     offered.outside = chance.choice([0.0, slo / 50])
-    offered.later = chance.choice([0.0, 0.0, slo / 4])
+    offered.own_course().later = chance.choice([0.0, 0.0, slo / 4])
     return offered
 
 

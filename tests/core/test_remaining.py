@@ -115,7 +115,7 @@ def test_a_diamond_waits_for_its_longer_side() -> None:
 def test_what_is_left_to_later_steps_is_not_planned_with() -> None:
     core = scheduler(0.004, 0.001)
     plain, hurried = Job(0.0), Job(0.0)
-    hurried.later = 0.097
+    hurried.own_course().later = 0.097
     assert core.refuses(plain, 0.0) is None
     assert core.offer(Job(0.0), 0.0) is None
     assert core.decide(0.0).batch is not None  # the device is busy: no idle instance that would try it

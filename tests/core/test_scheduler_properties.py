@@ -87,7 +87,7 @@ class Player:
             outside=0.002 * (pick % 11),
         )
         if not ready:
-            job.ready_at = self.now + 0.005 * (pick % 6)
+            job.own_course().ready_at = self.now + 0.005 * (pick % 6)
         self.jobs.append(job)
         refusal = self.core.offer(job, self.now, ready=ready)
         if refusal is not None:
@@ -175,10 +175,10 @@ class Player:
         waiting = [j for j in self.jobs if j.state in (JobState.OFFERED, JobState.READY)]
         ready = [j for j in waiting if j.state is JobState.READY]
         running = [j for j in self.jobs if j.state is JobState.RUNNING]
-        live = [job for job in waiting if job.latest]
+        live = [job for job in waiting if job.options.latest]
         assert len(live) == len(core.lanes.frames)
-        with_input = Counter(job.source for job in live if job.state is JobState.READY)
-        without = Counter(job.source for job in live if job.state is JobState.OFFERED)
+        with_input = Counter(job.origin.source for job in live if job.state is JobState.READY)
+        without = Counter(job.origin.source for job in live if job.state is JobState.OFFERED)
         assert max(with_input.values(), default=0) <= 1
         assert max(without.values(), default=0) <= 2
         assert core.lanes.requests == len(waiting) == sum(lane.requests for lane in core.lanes)

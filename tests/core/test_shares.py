@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.intake import water_level
-from carpool.core.job import BACKGROUND, ORDINARY, PROTECTED, Job, Lane, Refusal, level_of
+from carpool.core.job import BACKGROUND, ORDINARY, PROTECTED, Job, Lane, Origin, Refusal, level_of
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import divide_weights
@@ -83,8 +83,8 @@ class Keyed(Scheduler):
     weights: ClassVar[dict[str, float]] = {"gold": 3.0, "plain": 1.0}
 
     def offer(self, job: Job, now: float, *, ready: bool = True) -> Refusal | None:
-        job.holder = job.source.partition("/")[0]
-        job.weight = self.weights[job.holder]
+        holder = job.origin.source.partition("/")[0]
+        job.origin = Origin(job.origin.source, holder, self.weights[holder])
         return super().offer(job, now, ready=ready)
 
 

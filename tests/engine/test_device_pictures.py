@@ -21,6 +21,7 @@ from carpool.engine.profile.measuring import Effort, Measured, Measuring, Point
 from carpool.engine.profile.model_profile import Profile, choices
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
+from carpool.link.templates import RequestForm
 from carpool.memory.layout import ENCODED
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.decode import plain_size
@@ -173,7 +174,7 @@ def work_of(what: bytes | int, number: int, outcomes: dict[int, Outcome]) -> Wor
 
     if isinstance(what, int):
         return Work({"x": np.full((1, 3, 8, 8), what, np.uint8)}, done)
-    return Work({"x": np.frombuffer(what, np.uint8)}, done, shape=ENCODED, encoded=True)
+    return Work({"x": np.frombuffer(what, np.uint8)}, done, shape=ENCODED, form=RequestForm(encoded=True))
 
 
 # ---- measuring --------------------------------------------------------------------------------------------

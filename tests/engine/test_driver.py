@@ -328,7 +328,7 @@ def test_who_rides_when_the_model_is_closed_is_told(hand: Hand, monkeypatch: pyt
 def coming(hand: Hand, name: str, seconds: float) -> Work:
     """Submit one whose inputs are expected in so many seconds."""
     work = Work({}, lambda _work, outcome: hand.answers.__setitem__(name, outcome), arrived=hand.now)
-    work.ready_at = hand.now + seconds
+    work.own_course().ready_at = hand.now + seconds
     hand.driver.submit([work])
     hand.turn()
     return work

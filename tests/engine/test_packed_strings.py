@@ -35,9 +35,9 @@ def work_of(packed: bytes, count: int) -> Work:
     listed = [("x", "BYTES", (1, count), 0, len(packed), True)]
     document = {"key": 3, "inputs": listed, "wanted": [], "encoded": False}
     template = read_template(orjson.dumps(document), lambda _key: WORDS)
-    work = Work(template.bind(memory_of(packed), 0), lambda *_: None, shape=template.shape)
-    work.packed = template.packed
-    return work
+    return Work(
+        template.bind(memory_of(packed), 0), lambda *_: None, shape=template.shape, form=template.form
+    )
 
 
 def framed(*elements: bytes) -> bytes:
@@ -67,7 +67,7 @@ def test_the_link_makes_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strings, "split_strings", lambda *_: pytest.fail("unpacked in the loop"))
     work = work_of(bytes(4 * 50_000), 50_000)
     assert isinstance(work.inputs["x"], PackedStrings)
-    assert work.packed
+    assert work.form.packed
 
 
 @pytest.mark.parametrize("kind", [EchoTogether, EchoOneByOne, EchoInParts, EchoSingly])
@@ -108,7 +108,7 @@ def test_steps_of_an_ensemble_are_passed_them_packed() -> None:
     work.inputs = {"in": work.inputs["x"]}
     ensemble([[]], route).submit([work])
     (child,) = route.waiting
-    assert child.packed
+    assert child.form.packed
     (given,) = child.inputs.values()
     assert isinstance(given, PackedStrings)
     assert given.unpacked().tolist() == [[b"a", b"bc", b""]]

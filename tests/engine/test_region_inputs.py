@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.engine.run.batch import BatchRun, Outcome, Work, answer_each
+from carpool.engine.run.batch import NO_EXTRAS, BatchRun, Outcome, Work, answer_each
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.memory.client_files import PLACE, OpenRegion, RegionRead, RegionReads, find_regions
 from carpool.types import Array, Datatype, Signature, TensorSpec
@@ -71,7 +71,7 @@ def request(file: ClientFile | None, value: int = 0) -> tuple[Work, Array]:
     slot = np.full((1, SIZE), value, np.uint8)
     work = Work({"x": slot}, lambda *_: None, 0.0)
     if file is not None:
-        work.reads = RegionReads({"x": RegionRead(OpenRegion(file.region()), 0)})
+        work.own_extras().reads = RegionReads({"x": RegionRead(OpenRegion(file.region()), 0)})
     return work, slot
 
 
@@ -150,7 +150,7 @@ def test_a_batch_that_is_given_up_while_it_runs_ends_all_the_same() -> None:
     class GivenUp(Singly):
         def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
             for work in works:
-                work.inputs, work.reads = {}, None
+                work.inputs, work.extras = {}, NO_EXTRAS
             return super().run(inputs, wanted)
 
     with client_file(bytes([5]) * SIZE) as file:

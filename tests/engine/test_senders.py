@@ -16,7 +16,7 @@ def test_addresses_are_one_line_and_never_named() -> None:
     core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
     for number in range(60):
         job = Job(number / 100, source="gate" if number % 3 == 0 else "")
-        job.payer = f"{ADDRESS}10.0.0.{number % 7}"
+        job.origin = job.origin._replace(payer=f"{ADDRESS}10.0.0.{number % 7}")
         core.offer(job, job.arrived)
     served: Any = SimpleNamespace(name="m", scheduler=core)
     unnamed, gate = senders([served], 0.6)

@@ -11,6 +11,7 @@ from carpool.backends.backend import Backend
 from carpool.config.model import ModelSignature
 from carpool.engine.run.batch import BatchResult, BatchRun, Outcome, Work, answer_each
 from carpool.errors import CarpoolError, InvalidInput, ModelError
+from carpool.link.templates import RequestForm
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
 SHAPE = (2,)
@@ -70,7 +71,7 @@ def ran(model: Doubles, *works: Work, shape: Sequence[int] = SHAPE) -> BatchResu
 
 def work(value: float, images: int = 1, wanted: Sequence[str] = ()) -> Work:
     array = np.full((images, *SHAPE), value, np.float32)
-    return Work({"x": array}, lambda *_: None, images=images, wanted=wanted)
+    return Work({"x": array}, lambda *_: None, images=images, form=RequestForm(wanted))
 
 
 def first_of(outcome: Outcome) -> float:

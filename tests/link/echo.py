@@ -116,14 +116,14 @@ class EchoEngine:
 
     def _submit(self, key: int, work: Work) -> None:
         self.submitted += 1
-        if work.ready_at > 0.0 and work.source != "refuse":
+        if work.course.ready_at > 0.0 and work.origin.source != "refuse":
             work.state = OFFERED
             self.coming.append(work)
-        elif work.source == "hold":
+        elif work.origin.source == "hold":
             self.waiting.append(work)
-        elif work.source == "run":
+        elif work.origin.source == "run":
             self.running.append(work)
-        elif work.source == "explode":
+        elif work.origin.source == "explode":
             raise RuntimeError("the engine exploded")
         else:
             self.finish(work)
@@ -163,26 +163,26 @@ class EchoEngine:
 
     def finish(self, work: Work) -> None:
         outcome = Outcome(timing=TIMING)
-        if work.source == "refuse":
+        if work.origin.source == "refuse":
             outcome.error = Refused("too much", reason="overload", predicted_ms=12.5, retry_after_s=0.5)
-        elif work.source != "nothing" and work.parts is None:
+        elif work.origin.source != "nothing" and work.extras.parts is None:
             assert work.place is not None
             outcome.outputs = work.place(self._outputs(work))
         work.done(work, outcome)
-        if work.source == "twice":
+        if work.origin.source == "twice":
             work.done(work, outcome)
 
     def _outputs(self, work: Work) -> Mapping[str, Array]:
-        if work.source == "missing":
+        if work.origin.source == "missing":
             return {}
-        if work.source == "wrong":
+        if work.origin.source == "wrong":
             return {"y": np.zeros((1, 4), np.float64)}
-        if work.source == "large":
+        if work.origin.source == "large":
             return {"y": np.resize(work.inputs["x"], (work.images, 1 << 20))}
-        if work.reads is not None:
-            work.reads.into("x", fetched := np.empty_like(work.inputs["x"]))
+        if work.extras.reads is not None:
+            work.extras.reads.into("x", fetched := np.empty_like(work.inputs["x"]))
             return {"y": fetched}
-        return {"y": work.inputs["x"][None] if work.encoded else work.inputs["x"]}
+        return {"y": work.inputs["x"][None] if work.form.encoded else work.inputs["x"]}
 
     def listen(self, listener: Callable[[Catalog], None], seen: object = None) -> None:
         self._listeners.append(listener)

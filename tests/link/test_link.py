@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.core.job import INFINITY
+from carpool.core.job import INFINITY, NO_OPTIONS, JobOptions, Origin
 from carpool.engine.run.batch import Work
 from carpool.errors import (
     CarpoolError,
@@ -122,7 +122,7 @@ def test_files_of_any_length_are_one_kind_of_request() -> None:
             assert client.door.arena.slots_used == 0
             pixels = np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)
             (work,) = await held(link, client, "pictures", pixels)
-            assert not work.encoded
+            assert not work.form.encoded
             assert work.shape != ENCODED
 
     run(main())
@@ -149,8 +149,8 @@ def test_a_second_attempt_that_says_something_of_itself_is_part_of_no_group() ->
             client.door.infer(ask, Heard())
             await until(lambda: link.engine.waiting or link.dropped)
             (work,) = link.engine.waiting
-            assert work.again
-            assert b"seven" in work.details
+            assert work.options.again
+            assert b"seven" in work.extras.details
             assert not link.dropped
 
     run(main())
@@ -232,7 +232,7 @@ def test_the_engine_gets_what_the_request_said() -> None:
             client.infer("fixed", FOUR, "hold")
             await until(lambda: len(link.engine.waiting) == 2)
             loose, fixed = link.engine.waiting
-            assert (loose.images, loose.priority, loose.timeout) == (2, 3, 0.25)
+            assert (loose.images, loose.options.priority, loose.options.timeout) == (2, 3, 0.25)
             assert loose.shape is not None
             assert (fixed.images, fixed.shape) == (1, None)
             assert before <= fixed.arrived <= time.monotonic()
@@ -535,7 +535,7 @@ def test_a_call_is_let_in_before_its_tensors_and_runs_with_them() -> None:
             coming = offer(client)
             await until(lambda: coming.admitted)
             (work,) = link.engine.coming
-            assert work.ready_at <= time.monotonic() + 0.01
+            assert work.course.ready_at <= time.monotonic() + 0.01
             assert not coming.answers
             coming.slot.view[: FOUR.nbytes] = FOUR.tobytes()
             coming.call.ready(coming.slot)
@@ -574,7 +574,7 @@ def test_one_that_is_given_up_while_the_word_is_on_its_way_is_answered_once() ->
             coming = offer(client)
             await until(lambda: coming.admitted)
             (work,) = link.engine.coming
-            work.source = "refuse"
+            work.origin = Origin("refuse")
             link.engine.ready(work)  # the engine ends it, and does not hear of its tensors before
             coming.call.ready(coming.slot)
             await until(lambda: coming.answers)
@@ -628,12 +628,12 @@ def test_options_arrive_as_they_were_given() -> None:
             asked = [client.infer("fixed", FOUR, options=options), client.infer("fixed", FOUR, "hold")]
             await until(lambda: len(link.engine.waiting) == 2)
             first, second = link.engine.waiting
-            assert (first.priority, first.timeout, first.source, first.latest) == (2, 0.25, "hold", True)
-            assert (second.priority, second.timeout, second.source, second.latest) == (0, 0.0, "hold", False)
+            assert (first.options, first.origin.source) == (JobOptions(2, 0.25, latest=True), "hold")
+            assert (second.options, second.origin.source) == (NO_OPTIONS, "hold")
             huge = RequestOptions(priority=2**63, timeout=1e10, source="hold")
             asked.append(client.infer("fixed", FOUR, options=huge))
             await until(lambda: len(link.engine.waiting) == 3)
-            assert link.engine.waiting[-1].priority == 2**32 - 1
+            assert link.engine.waiting[-1].options.priority == 2**32 - 1
             link.engine.release()
             for one in asked:
                 await one.output()
@@ -650,7 +650,7 @@ def test_more_sources_than_have_numbers_are_still_told_apart() -> None:
             submit = link.engine._submit
 
             def note(key: int, work: Work) -> None:
-                seen.append(work.source)
+                seen.append(work.origin.source)
                 submit(key, work)
 
             link.engine._submit = note  # type: ignore[method-assign]
@@ -667,7 +667,7 @@ def test_who_pays_is_the_holder_of_a_key_or_else_an_address() -> None:
     said = records.SaidSources(lambda record: heard.hear(*_of_source(record)))
 
     def number(name: str, holder: str = "", weight: float = 1.0, payer: str = "") -> int:
-        return said.number(records.Source(name, holder, weight, payer))
+        return said.number(Origin(name, holder, weight, payer))
 
     unnamed = Sender().paid_by("192.0.2.1")
     assert heard.source(number("", payer=unnamed.payer)) == ("", "", 1.0, unnamed.lane)

@@ -44,9 +44,9 @@ async def begun(link: Joined) -> Work:
 
 
 def say(work: Work, value: float, finish: str = "", *, last: bool = False) -> None:
-    assert work.parts is not None
+    assert work.extras.parts is not None
     assert work.place is not None
-    work.parts.send(work.place.part({"y": np.full((1, 4), value, np.float32)}), finish, last=last)
+    work.extras.parts.send(work.place.part({"y": np.full((1, 4), value, np.float32)}), finish, last=last)
 
 
 def test_parts_come_in_order_and_before_the_end() -> None:
@@ -95,7 +95,7 @@ def test_an_error_after_some_answers_is_the_end() -> None:
             answer = await asked.answer()
             assert isinstance(answer.error, ModelError)
             assert len(asked.parts) == 1
-            assert work.parts is None  # what comes later has no way to go
+            assert work.extras.parts is None  # what comes later has no way to go
 
     run(main())
 

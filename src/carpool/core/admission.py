@@ -22,7 +22,7 @@ def gate(
     to replace one takes far longer than anybody promises.
     """
     curve, instances = core.curve, core.instances
-    coming = job.ready_at > -INFINITY  # its input is: nobody is let in for whom it might be made for nothing
+    coming = job.course.ready_at > -INFINITY  # its input is: none is admitted for which it could be in vain
     oversell = 1.0 if coming else core.constants.oversell
     share = shares.of(lane)
     batch = curve.efficient[shares.largest]
@@ -40,7 +40,7 @@ def gate(
     if coming:
         wait = _wait_of_coming(core, instance, job, batch, wait, now)
         own = curve.times[min(batch, lane.waiting % batch + job.images)]
-        job.foreseen = now + wait + instance.speed.mean * own
+        job.course.foreseen = now + wait + instance.speed.mean * own
         slack = min(
             (lane.doubt or core.doubt_of(lane)).at(now), slo - 2 * instance.speed.mean * curve.times[1]
         )
@@ -78,10 +78,10 @@ def _wait_of_coming(
     """
     idle = len(core.instances.idle)
     if idle > core.lanes.waiting:
-        return max(wait, job.ready_at - now)  # nobody is before it, and an instance is free
+        return max(wait, job.course.ready_at - now)  # nobody is before it, and an instance is free
     if idle:
         wait += instance.speed.mean * core.curve.times[1]  # the first that is there leaves at once, alone
-    late = job.ready_at - now - wait
+    late = job.course.ready_at - now - wait
     if late <= 0.0:
         return wait
     step = _batch_s(core, batch, now)
@@ -127,11 +127,11 @@ def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
     is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves nothing.
     Where steps of a pipeline come after this one, that decides for all of them (core/remaining.py).
     """
-    if job.probe:
+    if job.course.probe:
         return True
-    if job.later or job.deadline - job.arrived < 0.99 * slo or now >= job.due:
+    if job.course.later or job.deadline - job.arrived < 0.99 * slo or now >= job.due:
         return False
-    if job.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
+    if job.course.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
         return False  # its input is still to come, as another's is, who will show how it is
     idle = core.instances.idle_at(core.lanes.instance_of(job))
     if any(now - instance.idle_since >= slo for instance in idle):
@@ -162,7 +162,7 @@ def _terms(
     foreseen."""
     takes = core.curve.times[job.images]
     speed = instance.speed
-    coming = job.ready_at > -INFINITY
+    coming = job.course.ready_at > -INFINITY
     return Terms(
         deadline=job.deadline - job.arrived,
         waited=now - job.arrived,
@@ -171,7 +171,7 @@ def _terms(
         input=wait - starts,
         batch=speed.mean * takes,
         outside=job.outside,
-        later=job.later,
+        later=job.course.later,
         spread=0.0 if coming else (speed.cautious - speed.mean) * takes,
         doubt=doubt,
     )

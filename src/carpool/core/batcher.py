@@ -238,12 +238,13 @@ class PromisePolicy:
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """Returns the job's lane, after giving it its place in that lane's order."""
         arrived, deadline = job.arrived, job.deadline
-        slo = job.promise or self.settings.slo
+        slo = job.course.promise or self.settings.slo
         if deadline > arrived + slo:
             deadline = job.deadline = arrived + slo
         outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
-        job.rank = job.due = deadline - outside - job.later
-        return level_of(job.priority) if job.priority else ORDINARY, job.source or job.payer
+        job.rank = job.due = deadline - outside - job.course.later
+        priority, origin = job.options.priority, job.origin
+        return level_of(priority) if priority else ORDINARY, origin.source or origin.payer
 
     def succeed(self, old: Job, new: Job) -> None:
         """Its lane keeps its turn; within the lane the earliest deadline still goes first."""
@@ -251,7 +252,7 @@ class PromisePolicy:
     def expires(self, job: Job) -> float:
         """One whose input is still to come is too late when it could not run any more; so it is told, and
         its input need not be made. Who waits with its input is judged when an instance is free."""
-        there = job.probe or job.ready_at == -INFINITY
+        there = job.course.probe or job.course.ready_at == -INFINITY
         return job.due if there else job.due - self._curve.times[job.images]
 
     def expired(self, core: SchedulerState, job: Job, now: float) -> Reason | None:

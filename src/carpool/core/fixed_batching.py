@@ -87,8 +87,8 @@ class FixedBatchingPolicy:
         return self._level(job), ""
 
     def _level(self, job: Job) -> int:
-        known = 1 <= job.priority <= self.settings.priority_levels
-        return job.priority if known else self.settings.default_priority
+        known = 1 <= job.options.priority <= self.settings.priority_levels
+        return job.options.priority if known else self.settings.default_priority
 
     def succeed(self, old: Job, new: Job) -> None:
         """First come, first served: a source that sends faster than the queue moves would never be served."""
@@ -275,8 +275,8 @@ class FixedBatchingPolicy:
             return INFINITY  # it has, and was delayed for it
         limits = self._limits(job)
         timeout = limits.timeout
-        if limits.allow_override and 0 < job.timeout < timeout:
-            timeout = job.timeout
+        if limits.allow_override and 0 < job.options.timeout < timeout:
+            timeout = job.options.timeout
         return job.arrived + timeout if timeout else INFINITY
 
 

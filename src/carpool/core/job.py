@@ -1,4 +1,4 @@
-"""Defines a request as the scheduler sees it, the lane that it waits in, and the words for how it can end."""
+"""Defines a request as the scheduler sees it, the lane that it waits in, and how it can end."""
 
 from __future__ import annotations
 
@@ -55,26 +55,53 @@ class Reason(enum.Enum):
     __hash__ = object.__hash__  # each is there once; by name, as enums do it, counting them is slow
 
 
+class Origin(NamedTuple):
+    """Describes where a request comes from. Requests of one origin share it."""
+
+    source: str = ""
+    holder: str = ""  # of the key that came with it: its sources share the key's weight
+    weight: float = 1.0
+    payer: str = ""
+    """Whose places it takes, and its source where it names none: that holder, or its client's address, which
+    begins with `ADDRESS`; empty: not known."""
+
+
+class JobOptions(NamedTuple):
+    """Lists what a request asks for beyond its deadline. Most ask for nothing, and share `NO_OPTIONS`."""
+
+    priority: int = 0
+    timeout: float = 0.0
+    latest: bool = False  # a newer frame of the source takes its place while it waits
+    again: bool = False  # another server has rejected it before: it was counted as offered there
+
+
+class Course:
+    """Describes what is before and behind the batch of a request: an input still on its way, and later steps
+    of a pipeline. Most requests have neither, and share `DIRECT`, which nothing changes."""
+
+    __slots__ = ("entered", "foreseen", "later", "probe", "promise", "ready_at")
+
+    def __init__(self) -> None:
+        self.ready_at = -INFINITY  # when its input is expected, for one that is offered before it is there
+        self.foreseen = INFINITY  # when its batch was to end, for one that was admitted before its input
+        self.later = 0.0  # seconds that are left to the steps after this one, of a pipeline
+        self.promise = 0.0  # seconds: the pipeline's SLO, which a step is held against; 0: the model's own
+        self.probe = False  # part of a pipeline's probe: it runs whatever is believed of the time it takes
+        self.entered = -INFINITY  # from when on it waits, if that is later than its arrival
+
+
+ANYWHERE: Final = Origin()
+NO_OPTIONS: Final = JobOptions()
+DIRECT: Final = Course()
+
+
 class Job:
-    """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
+    """Describes a request to the scheduler. The caller may derive a class from it, or leave something in
+    `payload`: core uses neither."""
 
     __slots__ = (
-        *("again", "arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "later", "latest"),
-        *(
-            "outside",
-            "payer",
-            "payload",
-            "priority",
-            "probe",
-            "promise",
-            "rank",
-            "ready_at",
-            "shape",
-            "source",
-            "state",
-            "timeout",
-            "weight",
-        ),
+        *("arrived", "course", "deadline", "due", "images", "lane", "options", "origin", "outside"),
+        *("payload", "rank", "shape", "state"),
     )
 
     def __init__(
@@ -93,28 +120,24 @@ class Job:
         self.arrived = arrived
         self.deadline = deadline  # the client's
         self.outside = outside  # seconds that it will wait beside the queue and its batch
-        self.later = 0.0  # seconds that are left to the steps after this one, of a pipeline
-        self.promise = 0.0  # seconds: the pipeline's SLO, which a step is held against; 0: the model's own
-        self.probe = False  # part of a pipeline's probe: it runs whatever is believed of the time it takes
         self.due = deadline  # when its batch must end, for the client to have the answer by its deadline
         self.images = images
         self.shape = shape
-        self.priority = priority
-        self.source = source
-        self.holder = ""  # of the key that came with it: its sources share the key's weight
-        # Whose places it takes, and who it is where it names no source: that holder, or else its client's
-        # address, which begins with `ADDRESS`; "": not known.
-        self.payer = ""
-        self.weight = 1.0
-        self.latest = latest  # a newer frame of the source takes its place while it waits
-        self.timeout = timeout
+        self.origin = Origin(source) if source else ANYWHERE
+        self.options = NO_OPTIONS
+        if priority or timeout or latest:
+            self.options = JobOptions(priority, timeout, latest)
+        self.course = DIRECT
         self.payload = payload
-        self.again = False  # another server has refused it before: it was counted as asked for there
-        self.ready_at = -INFINITY  # when its input is expected, for one that is offered before it is there
-        self.foreseen = INFINITY  # when its batch was to end, for one that was let in before its input
         self.state = NEW
         self.rank = 0.0  # its place in its queue: a deadline, or the order of arrival
         self.lane: Lane | None = None
+
+    def own_course(self) -> Course:
+        """Returns its course, which from here on is no other request's, so that it may be changed."""
+        if self.course is DIRECT:
+            self.course = Course()
+        return self.course
 
     def __repr__(self) -> str:
         times = f"arrived={self.arrived:g}, deadline={self.deadline:g}"
@@ -268,9 +291,10 @@ class Lane:
 
     def belongs_to(self, job: Job) -> None:
         """Who pays for a lane may change with the keys. The lane that many share is nobody's."""
-        if (job.source or job.payer) == self.source:
-            self.holder, self.weight = job.holder, job.weight
-            self.part = job.weight  # until all lanes are looked at
+        origin = job.origin
+        if (origin.source or origin.payer) == self.source:
+            self.holder, self.weight = origin.holder, origin.weight
+            self.part = origin.weight  # until all lanes are looked at
 
     def earliest(self) -> tuple[Job, Line]:
         """Returns the most urgent ready job, and the line of its shape. The lane must have one."""

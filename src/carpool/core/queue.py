@@ -144,7 +144,7 @@ class Lanes:
         lane.requests += 1
         self.waiting += job.images
         self.requests += 1
-        if job.latest:
+        if job.options.latest:
             self.frames.entered(job)
 
     def ready_now(self, job: Job, *, in_place: bool = False) -> None:
@@ -155,7 +155,7 @@ class Lanes:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit / lane.part)
         job.state = READY
-        if job.latest:
+        if job.options.latest:
             self.frames.became_ready(job)
         self.coming.pop(job, None)
         lane.ready += images
@@ -181,7 +181,7 @@ class Lanes:
         lane.requests -= 1
         self.requests -= 1
         job.state = state
-        if job.latest:
+        if job.options.latest:
             self.frames.left(job)
 
     def put_back(self, job: Job, state: JobState) -> None:
@@ -199,7 +199,7 @@ class Lanes:
         self.waiting += job.images
         lane.requests += 1
         self.requests += 1
-        if job.latest:
+        if job.options.latest:
             self.frames.entered(job)
 
     def serve(self, job: Job) -> None:
@@ -228,7 +228,7 @@ class Lanes:
             line.images -= images
             total += images
             job.state = RUNNING
-            if job.latest:
+            if job.options.latest:
                 self.frames.left(job)
         self.ready -= total
         self.waiting -= total
@@ -249,7 +249,7 @@ class Lanes:
                 counts.waiting -= images
                 counts.requests -= len(jobs)
             for job in jobs:
-                if job.latest:
+                if job.options.latest:
                     self.frames.left(job)
         return jobs
 
@@ -282,37 +282,37 @@ class Frames:
     def replaced_by(self, job: Job, *, ready: bool) -> Job | None:
         """Returns the job whose place a newcomer takes, with its input or before it."""
         if ready:
-            return self._ready.get(job.source)
-        coming = self._coming.get(job.source, ())
+            return self._ready.get(job.origin.source)
+        coming = self._coming.get(job.origin.source, ())
         return coming[1] if len(coming) > 1 else None
 
     def overtaken(self, job: Job) -> bool:
         """A newer frame of its source came before it."""
-        return job.arrived < self._newest.get(job.source, job.arrived)
+        return job.arrived < self._newest.get(job.origin.source, job.arrived)
 
     def entered(self, job: Job) -> None:
         if job.state is READY:
-            self._ready[job.source] = job
+            self._ready[job.origin.source] = job
         else:
-            self._coming.setdefault(job.source, []).append(job)
-        newest = max(job.arrived, self._newest.pop(job.source, job.arrived))
+            self._coming.setdefault(job.origin.source, []).append(job)
+        newest = max(job.arrived, self._newest.pop(job.origin.source, job.arrived))
         if len(self._newest) >= _REMEMBERED:
             del self._newest[next(iter(self._newest))]
-        self._newest[job.source] = newest
+        self._newest[job.origin.source] = newest
 
     def became_ready(self, job: Job) -> None:
         self._no_longer_coming(job)
-        self._ready[job.source] = job
+        self._ready[job.origin.source] = job
 
     def left(self, job: Job) -> None:
-        if self._ready.get(job.source) is job:
-            del self._ready[job.source]
+        if self._ready.get(job.origin.source) is job:
+            del self._ready[job.origin.source]
         else:
             self._no_longer_coming(job)
 
     def _no_longer_coming(self, job: Job) -> None:
-        coming = self._coming.get(job.source, [])
+        coming = self._coming.get(job.origin.source, [])
         if job in coming:
             coming.remove(job)
             if not coming:
-                del self._coming[job.source]
+                del self._coming[job.origin.source]

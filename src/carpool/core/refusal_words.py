@@ -91,7 +91,7 @@ def refused(model: str, job: Job, refusal: Refusal, *, fixed: bool) -> CarpoolEr
         why = f"{model} takes at most {refusal.most} images in a request, not {job.images}"
         return InvalidInput(why, reason="too-many-images", numbers=_deadline(job))
     if reason is Reason.REPLACED:
-        return replaced(model, job.source)
+        return replaced(model, job.origin.source)
     if reason is Reason.RESTARTING:
         again = {"retry_after_s": _round(refusal.retry_after)} if refusal.retry_after > 0 else {}
         why = f"{model} is down and is being restarted"
@@ -111,7 +111,7 @@ def given_up(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpo
     if reason is Reason.TIMEOUT:
         return Unavailable("Request timeout expired", reason="timeout", numbers=numbers)
     if reason is Reason.REPLACED:
-        return replaced(model, job.source, numbers)
+        return replaced(model, job.origin.source, numbers)
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
         return DeadlineExceeded(f"{model}: the deadline passed before the whole request was received")
     if reason is Reason.DEADLINE:
@@ -132,7 +132,7 @@ def _terms_of(gone: GivenUp, now: float) -> Terms:
         waited=max(0.0, now - job.arrived),
         batch=gone.batch,
         outside=job.outside,
-        later=job.later,
+        later=job.course.later,
     )
 
 
@@ -312,14 +312,14 @@ def until_welcome(core: Scheduler, gone: GivenUp, now: float, told: dict[object,
     if gone.reason is not Reason.GIVEN_UP:
         return 0.0
     job = gone.job
-    source = job.source or job.payer
-    alike = job.images, job.shape, job.priority, source
+    source = job.origin.source or job.origin.payer
+    alike = job.images, job.shape, job.options.priority, source
     if alike not in told:
         again = Job(
             now,
             images=job.images,
             shape=job.shape,
-            priority=job.priority,
+            priority=job.options.priority,
             source=source,
             outside=job.outside,
         )

@@ -100,28 +100,29 @@ class Remaining:
         """Returns what the gate says to a request that would begin with this step, where this SLO holds for
         all of them; with `alone`, for the first step only. Whoever is let in as a probe is marked as one."""
         scheduler = self.steps[first].scheduler
-        job.promise = slo
-        job.later = 0.0 if alone else self.at_gate(first, job.images, now)
+        course = job.own_course()
+        course.promise = slo
+        course.later = 0.0 if alone else self.at_gate(first, job.images, now)
         refusal = scheduler.refuses(job, now)
         if refusal is None:
             return None
         if refusal.reason is Reason.CANNOT_FINISH and self._is_probe(first, job, now):
-            job.probe = True
+            course.probe = True
             return None
-        scheduler.refused_elsewhere(job.images, 1, refusal.reason, now, job.source or job.payer)
+        scheduler.refused_elsewhere(job.images, 1, refusal.reason, now, job.origin.source or job.origin.payer)
         return refusal
 
     def _is_probe(self, first: int, job: Job, now: float) -> bool:
         """A request with the whole SLO ahead of it, while every step is idle; the first need not be, if it
         would do. Either the last answer was within the SLO, or the steps have been idle for that long: a
         device that is slow is not tried at all times."""
-        whole = job.deadline - job.arrived >= 0.99 * job.promise and now < job.deadline - job.outside
+        whole = job.deadline - job.arrived >= 0.99 * job.course.promise and now < job.deadline - job.outside
         if self._under_way or not whole:
             return False
-        job.later = 0.0
+        job.course.later = 0.0
         for number, step in enumerate(self.steps):
             scheduler = step.scheduler
-            since = now if self._kept else now - min(job.promise, scheduler.slo)
+            since = now if self._kept else now - min(job.course.promise, scheduler.slo)
             idle = any(instance.idle_since <= since for instance in scheduler.instances.idle)
             if (scheduler.lanes.waiting or not idle) and (number != first or scheduler.refuses(job, now)):
                 return False
@@ -215,8 +216,9 @@ class Booking:
         which begins when the step does."""
         later = 0.0 if self._probe else self._remaining.planned(step, now)
         if self._promise:
-            job.arrived, job.deadline, job.later = arrived, deadline, later
-            job.promise, job.probe = self._promise, self._probe
+            job.arrived, job.deadline = arrived, deadline
+            course = job.own_course()
+            course.later, course.promise, course.probe = later, self._promise, self._probe
         else:
             job.arrived, job.deadline = now, deadline - later
         return later

@@ -87,10 +87,10 @@ class Scheduler(SchedulerState):
         if not ready:
             if lane.coming is None:
                 lane.coming = Lag(self.constants.rate_memory_s)
-            lane.coming.seen(job.ready_at - now, now)
-        if job.holder != lane.holder or job.weight != lane.weight:
+            lane.coming.seen(job.course.ready_at - now, now)
+        if job.origin.holder != lane.holder or job.origin.weight != lane.weight:
             lane.belongs_to(job)
-        old = self.lanes.frames.replaced_by(job, ready=ready) if job.latest else None
+        old = self.lanes.frames.replaced_by(job, ready=ready) if job.options.latest else None
         self._count_arrival(job, lane, now, more=old is None)
         refusal = self._admit(job, old, now)
         if refusal is not None:
@@ -142,7 +142,7 @@ class Scheduler(SchedulerState):
         """The job's input is there: it may run. Too late for one that has left meanwhile."""
         if job.state is OFFERED:
             self._supply.add(job.images, now)
-            old = self.lanes.frames.replaced_by(job, ready=True) if job.latest else None
+            old = self.lanes.frames.replaced_by(job, ready=True) if job.options.latest else None
             if old is not None and old.arrived > job.arrived:  # that one's input was there before
                 self._replace(job)
                 return
@@ -177,10 +177,10 @@ class Scheduler(SchedulerState):
         done = [job for job in batch.jobs if job.state is RUNNING]
         for job in done:
             job.state = DONE
-            if job.foreseen < INFINITY:
+            if job.course.foreseen < INFINITY:
                 lane = job.lane
                 assert lane is not None
-                (lane.doubt or self.doubt_of(lane)).seen(now - job.foreseen, now)
+                (lane.doubt or self.doubt_of(lane)).seen(now - job.course.foreseen, now)
         self.ledger.running -= len(done)
         self.ledger.answered += len(done)
         return self._release() if self.policy.preserve_ordering else done
@@ -264,14 +264,14 @@ class Scheduler(SchedulerState):
             if job.shape != self.kind and not self.lanes.requests:
                 self.turn_to(job.shape, now)  # it would run next: let the gate know what it is
         if more:
-            if not job.again:
+            if not job.options.again:
                 self.asked_for += job.images
             self._rate.add(job.images, now)
             lane.rate.add(job.images, now)
 
     def _admit(self, job: Job, old: Job | None, now: float) -> Refusal | None:
         """Ask the gate. It sees the room that the old frame would leave; who is refused replaces nobody."""
-        if job.latest and self.lanes.frames.overtaken(job):
+        if job.options.latest and self.lanes.frames.overtaken(job):
             return Refusal(Reason.REPLACED)
         if old is None:
             return self._limits(job, now) or self.policy.admit(self, job, now)

@@ -120,7 +120,7 @@ class SchedulerState:
         coming = self.lanes.peek(ORDINARY, source).coming
         seconds = 0.0 if coming is None else coming.at(now)
         if seconds > _AT_ONCE_S:
-            job.ready_at = now + seconds
+            job.own_course().ready_at = now + seconds
         return job
 
     def doubt_of(self, lane: Lane) -> Doubt:
@@ -153,9 +153,9 @@ class SchedulerState:
         self, job: Job, reason: Reason, now: float, *, room: int = 0, needed: int = 0, batch: float = 0.0
     ) -> GivenUp:
         self.lanes.remove(job, GONE)
-        if job.foreseen < INFINITY:  # it would have ended after it was due
+        if job.course.foreseen < INFINITY:  # it would have ended after it was due
             assert job.lane is not None
-            self.doubt_of(job.lane).seen(max(now, job.due) - job.foreseen, now)
+            self.doubt_of(job.lane).seen(max(now, job.due) - job.course.foreseen, now)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason, room, needed, batch)
 

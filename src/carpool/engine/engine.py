@@ -16,7 +16,7 @@ from carpool.backends.device_memory import limit_device_memory
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
-from carpool.core.job import INFINITY, NEW
+from carpool.core.job import INFINITY, NEW, JobOptions, Origin
 from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
 from carpool.engine.fleet.fleet import Fleet, Publisher
 from carpool.engine.fleet.model_calls import ModelCalls
@@ -30,6 +30,7 @@ from carpool.engine.run.batch import InSequence, Outcome, Route, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
+from carpool.link.templates import RequestForm
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
@@ -277,12 +278,14 @@ class Engine:
         key, work, single = self.prepare(model, inputs, version, outputs, done)
         if deadline_ms is not None:
             work.deadline = work.due = work.arrived + deadline_ms / 1e3
-        work.priority, work.source, work.latest = priority, source, latest
+        work.origin, work.options = Origin(source), JobOptions(priority, latest=latest)
         if sequence_id:
             is_text, is_flag = isinstance(sequence_id, str), sequence_id is True
             if not is_text and (is_flag or not isinstance(sequence_id, int) or not 0 < sequence_id < 2**64):
                 raise InvalidInput("sequence_id must be 0 to 2^64 - 1, or text", field="sequence_id")
-            work.in_sequence = InSequence(sequence_id, sequence_start is True, sequence_end is True)
+            work.own_extras().in_sequence = InSequence(
+                sequence_id, sequence_start is True, sequence_end is True
+            )
         self.submit_own(key, work)
         try:
             outcome = await answer
@@ -316,7 +319,7 @@ class Engine:
                 raise InvalidInput(f"{model} has no output {name!r}", field=name)
         images = len(next(iter(arrays.values()))) if signature.max_batch else 1
         shape = shape_key(signature, arrays)
-        return key, Work(arrays, done, now(), INFINITY, images, shape, tuple(outputs)), single
+        return key, Work(arrays, done, now(), INFINITY, images, shape, RequestForm(tuple(outputs))), single
 
     async def predict(
         self,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from carpool.core.job import NEW, OFFERED
+from carpool.core.job import NEW, NO_OPTIONS, OFFERED, Course, JobOptions
 from carpool.engine.routes.direct_route import NO_ROUTE
-from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
+from carpool.engine.run.batch import NO_EXTRAS, NO_INPUTS, Extras, Outcome, Work
 from carpool.engine.run.parts import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _log = logger("link")
 _SMALLEST_SLOT: Final = 4096
+_OPTIONS = records.LATEST | records.AGAIN
 _MOST_OUTSIDE_S: Final = 10.0  # whatever a front end says
 _WRITING_S: Final = 0.001  # until the next look at an answer that is still being written
 _pack_answer = records.TO_FRONTEND.pack
@@ -102,22 +103,20 @@ class Calls:
             self._refuse(call, error)
             return
         images, shape = template.images, template.shape
-        work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
-        work.packed = template.packed
+        work = Work(inputs, self._done, arrived, deadline, images, shape, template.form)
         work.place = RequestPlace(
             template, self._memory, offset, output, capacity, self._most_bytes, call, self._arena
         )
         work.sent = sent if 0.0 < sent <= now else now
         work.outside = min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0  # NaN too
-        work.timeout = timeout
-        work.priority = priority
         if source:
-            who = self.sources.known.get(source) or self.sources.source(source)  # which raises
-            work.source, work.holder, work.weight, work.payer = who
-        work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
+            work.origin = self.sources.known.get(source) or self.sources.source(source)  # which raises
+        asks = priority or timeout or flags & _OPTIONS
+        work.options = _options(priority, timeout, flags) if asks else NO_OPTIONS
         if flags & records.COMING:
-            work.ready_at = now + coming
-        work.parts = self._parts(call, entry, flags) if entry.traits.decoupled else None
+            work.course = course = Course()
+            course.ready_at = now + coming
+        work.extras = self._with_parts(call, entry, flags) if entry.traits.decoupled else NO_EXTRAS
         if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work
@@ -129,12 +128,12 @@ class Calls:
         self._key = template.key
         self.taken.append(work)
 
-    def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
-        return (
-            LinkParts(self.outgoing, entry.key, call)
-            if entry.traits.in_parts(not flags & records.PARTS)
-            else None
-        )
+    def _with_parts(self, call: int, entry: ModelEntry, flags: int) -> Extras:
+        if not entry.traits.in_parts(not flags & records.PARTS):
+            return NO_EXTRAS
+        extras = Extras()
+        extras.parts = LinkParts(self.outgoing, entry.key, call)
+        return extras
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
         """Reads what a request says of itself: of which group it is, where its inputs are if that is
@@ -145,13 +144,13 @@ class Calls:
                     self.submit()  # the gate is to count those who came before
                 payload = self.groups.join(work, payload, now)
             if flags & records.REGIONS:
-                work.reads, payload = template.reads(payload, self._engine.regions)
+                work.own_extras().reads, payload = template.reads(payload, self._engine.regions)
         except CarpoolError as error:
             assert work.place is not None
             self._refuse(work.place.call, error)
             return False
         if payload:
-            work.details = checked_details(payload)
+            work.own_extras().details = checked_details(payload)
         return True
 
     def submit(self) -> None:
@@ -220,8 +219,8 @@ class Calls:
                 record = to_frontend(records.DONE, call, records.GONE)
             else:
                 record = _answer(place, outcome.timing, error)
-            if isinstance(work.parts, LinkParts):
-                work.parts.put(record)
+            if isinstance(work.extras.parts, LinkParts):
+                work.extras.parts.put(record)
             elif outcome.timing.batch == 1:  # nobody else is answered with it
                 self._outbox.send(record)
             else:
@@ -232,7 +231,7 @@ class Calls:
             self._outbox.failed(f"a response cannot be given: {error}")
         # A queue may remember a work that was answered: that must not keep the memory of a front end that is
         # gone, nor may what raised in its batch, whose frames hold its inputs.
-        work.inputs, work.reads, work.held, work.parts = NO_INPUTS, None, None, None
+        work.inputs, work.extras = NO_INPUTS, NO_EXTRAS
         place.forget()
 
     def _asks_for_room(self, work: Work, place: RequestPlace, outcome: Outcome) -> bool:
@@ -275,7 +274,7 @@ class Calls:
 
     def _trouble(self, work: Work, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
         """Returns why outputs that the model gave cannot be sent, if they cannot."""
-        if work.parts is not None:  # they were, each in its turn
+        if work.extras.parts is not None:  # they were, each in its turn
             place.form, place.payload = records.LISTED, b"[]"
             return None
         if place.form is None and place.error is None and outcome.outputs is not None:
@@ -291,6 +290,10 @@ class Calls:
     def _refuse(self, call: int, error: CarpoolError) -> None:
         status, payload = write_failure(error)
         self._outbox.put(to_frontend(records.DONE, call, status, payload))
+
+
+def _options(priority: int, timeout: float, flags: int) -> JobOptions:
+    return JobOptions(priority, timeout, flags & records.LATEST != 0, flags & records.AGAIN != 0)
 
 
 def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> bytes:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from carpool.core.job import ANYWHERE, Origin
 from carpool.types import HEAVIEST, LIGHTEST
 from carpool.wire.head import MAX_SOURCE_CHARS
 
@@ -280,19 +281,6 @@ def read_endings(payload: bytes, count: int) -> list[Ending]:
     return endings
 
 
-class Source(NamedTuple):
-    """Describes who asks. Where it came with a key, its name begins with that of the key's holder. `payer` is
-    that holder, or else its client's address (`core.job.ADDRESS`), if that was said."""
-
-    name: str
-    holder: str = ""
-    weight: float = 1.0
-    payer: str = ""
-
-
-_NOBODY = Source("")
-
-
 class SaidSources:
     """Represents the front end's end. `send` takes records for the engine."""
 
@@ -301,21 +289,21 @@ class SaidSources:
         self.known: dict[tuple[str, str, float, str], int] = {}
         """Numbers by the source as a tuple, in the order in which they were given."""
 
-    def number(self, source: Source) -> int:
+    def number(self, source: Origin) -> int:
         """Returns the number of a source, 0 for none; the engine is told of one that it does not know."""
-        if not source.name and not source.payer:
+        if not source.source and not source.payer:
             return 0
         found = self.known.get(source)
         return self._say(source) if found is None else found
 
-    def _say(self, source: Source) -> int:
+    def _say(self, source: Origin) -> int:
         numbers = self.known
         full = len(numbers) >= MAX_SOURCES
         number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
         numbers[source] = number
         payer = source.payer[:_LONGEST_ADDRESS]
         said = _OF_SOURCE.pack(source.weight, len(source.holder), len(payer))
-        said += (payer + source.name[:_LONGEST_NAME]).encode(errors="replace")
+        said += (payer + source.source[:_LONGEST_NAME]).encode(errors="replace")
         self._send(to_engine(SOURCE, number, said))
         return number
 
@@ -324,7 +312,7 @@ class HeardSources:
     """Represents the engine's end, which believes nothing."""
 
     def __init__(self) -> None:
-        self.known = {0: _NOBODY}
+        self.known = {0: ANYWHERE}
 
     def hear(self, number: int, payload: bytes) -> None:
         try:
@@ -338,9 +326,9 @@ class HeardSources:
             raise ProtocolError(f"source {number} of {len(name)} characters, {held} of them a key's")
         if not LIGHTEST <= weight <= HEAVIEST:  # NaN too
             raise ProtocolError(f"source {number} of weight {weight}")
-        self.known[number] = Source(name, name[:held], weight, payer or name[:held])
+        self.known[number] = Origin(name, name[:held], weight, payer or name[:held])
 
-    def source(self, number: int) -> Source:
+    def source(self, number: int) -> Origin:
         found = self.known.get(number)
         if found is None:
             raise ProtocolError(f"source {number}, which has no name")

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from mmap import mmap
-from typing import Any, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import orjson
@@ -27,6 +27,19 @@ _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one
 _identities = count(1)
 
 
+class RequestForm(NamedTuple):
+    """Describes how a request's inputs lie, and which outputs it is answered with. Requests that look alike
+    share it."""
+
+    wanted: Sequence[str] = ()  # none: all outputs
+    encoded: bool = False  # the one input is a picture's file, for the model's device to decode
+    packed: bool = False  # its inputs of BYTES are to be unpacked by the thread that makes the batch
+    may_omit: bool = False  # outputs that its model leaves out are no mistake: a step of an ensemble
+
+
+PLAIN_FORM = RequestForm()
+
+
 class ServedTemplate:
     """Holds what the requests of one family have in common. `entry` is None when its model is not served
     now."""
@@ -44,6 +57,7 @@ class ServedTemplate:
         self.arrays = [(head.name, head.shape, head.datatype.dtype, head.offset) for head in self.heads]
         self.wanted: tuple[str, ...] = tuple(document["wanted"])
         self.encoded: bool = document["encoded"]
+        self.form = RequestForm(self.wanted, self.encoded, self.packed)
         self.keeps = self.cuts = False  # the file's pixels, for later steps; out of pixels that were kept
         self.images = 1
         self.shape: Hashable = None

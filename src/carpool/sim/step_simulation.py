@@ -239,7 +239,7 @@ class StepSimulation:
             return False
         job = self._job(ride, ride.images[step])
         refused = self.remaining.refuses(step, job, self._slo, now) is not None
-        ride.probe = ride.probe or job.probe
+        ride.probe = ride.probe or job.course.probe
         return refused
 
     def _job(self, ride: StepRide, images: int) -> Job:

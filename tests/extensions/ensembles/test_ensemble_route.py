@@ -62,7 +62,7 @@ class ScriptedRoute:
 
     def end(self, work: Work, error: CarpoolError | None = None) -> None:
         self.waiting.remove(work)
-        outputs = {name: np.zeros((work.images, 3), np.float32) for name in work.wanted}
+        outputs = {name: np.zeros((work.images, 3), np.float32) for name in work.form.wanted}
         work.done(work, Outcome(error=error) if error is not None else Outcome(outputs))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.job import GONE, READY, RUNNING
+from carpool.core.job import GONE, READY, RUNNING, JobOptions, Origin
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Booking, Step
 from carpool.core.scheduler import Scheduler
@@ -82,7 +82,7 @@ class Bench:
 
     def work(self, images: int = 1, *, at: float = 0.0, source: str = "", latest: bool = False) -> Work:
         work = Work({}, lambda work, outcome: self.told.append((work, outcome.error)), at, images=images)
-        work.source, work.latest = source, latest
+        work.origin, work.options = Origin(source), JobOptions(latest=latest)
         return work
 
     def ask(self, booking: int, step: int, work: Work, now: float) -> Work:
@@ -105,11 +105,12 @@ def test_one_promise_for_both_steps() -> None:
     bench = Bench()
     first = bench.ask(1, FIND, bench.work(), 0.0)
     assert first.deadline == 0.1
-    assert first.later == pytest.approx(0.010 + 0.010 * 3 / 7)  # four images alone
+    assert first.course.later == pytest.approx(0.010 + 0.010 * 3 / 7)  # four images alone
     good(first)
     bench.say(1, REACHES, KIND, 3, 0.02)
     second = bench.ask(1, KIND, bench.work(3, at=0.0), 0.03)
-    assert (second.arrived, second.deadline, second.later, second.entered) == (0.0, 0.1, 0.0, 0.03)
+    course = second.course
+    assert (second.arrived, second.deadline, course.later, course.entered) == (0.0, 0.1, 0.0, 0.03)
     good(second)
     assert [error for _, error in bench.told] == [None, None]
     bench.say(1, ANSWERED, now=0.05)
@@ -173,7 +174,7 @@ def test_a_newer_frame_takes_the_place_of_one_that_waits_for_a_later_step() -> N
     new = camera(bench, 2, 0.02)
     assert isinstance(dict(bench.told)[old], Replaced)
     assert new not in dict(bench.told)
-    assert not new.latest  # crops of one frame must not replace each other
+    assert not new.options.latest  # crops of one frame must not replace each other
     bench.say(1, GIVEN_UP)
     newest = camera(bench, 3, 0.04)
     assert isinstance(dict(bench.told)[new], Replaced)

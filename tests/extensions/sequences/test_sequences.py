@@ -349,12 +349,12 @@ def test_tritons_python_models_are_told(tmp_path: Path, strategy: str) -> None:
 
 def test_what_is_said_of_a_sequence_becomes_json_when_it_is_asked_for() -> None:
     work = Work({}, lambda _work, _outcome: None)
-    assert work.details == b""
-    work.in_sequence = InSequence("cam-1", start=True, end=False)
+    assert work.extras.details == b""
+    work.own_extras().in_sequence = InSequence("cam-1", start=True, end=False)
     said = {"sequence_id": "cam-1", "sequence_start": True, "sequence_end": False}
-    assert json.loads(work.details) == {"parameters": said}
-    work.details = b'{"id": "7"}'
-    assert work.details == b'{"id": "7"}'
+    assert json.loads(work.extras.details) == {"parameters": said}
+    work.extras.details = b'{"id": "7"}'
+    assert work.extras.details == b'{"id": "7"}'
 
 
 # ---- states that the server keeps --------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Sink:
 
 def rider(sink: Sink) -> Work:
     work = Work({}, lambda _work, _outcome: None)
-    work.state, work.parts, work.place = RUNNING, sink, cast(Any, Place())
+    work.state, work.own_extras().parts, work.place = RUNNING, sink, cast(Any, Place())
     return work
 
 
@@ -89,7 +89,7 @@ def test_nothing_is_delivered_after_the_end() -> None:
         work = rider(sink)
         way = PartWay(asyncio.get_running_loop())
         way.send(work, y(1))
-        work.parts = None  # it was answered, say because it took too long
+        work.own_extras().parts = None  # it was answered, say because it took too long
         await asyncio.sleep(0)
         assert sink.heard == []
 
@@ -164,7 +164,7 @@ def test_each_place_is_taken_and_left_apart_from_the_others() -> None:
         third.run([asks(2), asks(0)])  # two that came as one batch end as one
         await until(lambda: len(ends[third]) >= 2)
         assert not ends[first]
-        endless.parts = None  # it was told something else, as when its model is unloaded
+        endless.own_extras().parts = None  # it was told something else, as when its model is unloaded
         await until(lambda: ends[first])
 
     ridden(story)
@@ -175,7 +175,7 @@ def test_what_ends_all_is_told_each_once() -> None:
         for place in instance.places:
             place.run([asks(10**9)])
         works = [work for place in instance.places for work in place._works]
-        await until(lambda: all(work.parts.heard for work in works))  # type: ignore[union-attr]
+        await until(lambda: all(work.extras.parts.heard for work in works))  # type: ignore[union-attr]
         backend.fails = ModelError("it died")
         await until(lambda: len(ends) >= 3)
         assert [[outcome.error for outcome in one] for one in ends.values()] == [[backend.fails]] * 3

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from carpool.core.job import Job
+from carpool.core.job import Job, Origin
 from carpool.extensions.streams.places import StreamPlaces
 from later import many
 
 
 def asked(law: StreamPlaces, payer: str, weight: float = 1.0) -> Job:
     job = Job(0.0)
-    job.payer, job.weight = payer, weight
+    job.origin = Origin(weight=weight, payer=payer)
     assert law.offer(job)
     return job
 
@@ -50,7 +50,7 @@ def test_one_key_cannot_fill_the_queue_to_the_end() -> None:
     law = StreamPlaces(1, 8)
     jobs = [Job(0.0) for _ in range(20)]
     for job in jobs:
-        job.payer = "a"
+        job.origin = Origin(payer="a")
     assert sum(law.offer(job) for job in jobs) == 6
     asked(law, "b")
 
@@ -63,7 +63,7 @@ def test_what_waits_of_a_live_source_is_found() -> None:
         Job(0.0, source=source, latest=latest) for source, latest in (("x", True), ("y", True), ("x", False))
     ]
     for job in frames:
-        job.payer = "a"
+        job.origin = job.origin._replace(payer="a")
         assert law.offer(job)
     assert law.older_frame(Job(1.0, source="x", latest=True)) is frames[0]
     assert law.older_frame(Job(1.0, source="x")) is None
@@ -84,8 +84,8 @@ class Adversary:
 
     def come(self) -> None:
         job = Job(0.0)
-        job.payer = self.random.choice("abc")
-        job.weight = self.weights[job.payer]
+        payer = self.random.choice("abc")
+        job.origin = Origin(weight=self.weights[payer], payer=payer)
         if self.law.offer(job):
             self.held[job] = None
 
@@ -109,11 +109,11 @@ class Adversary:
         assert len(self.running) <= self.places
         assert not self.held or len(self.running) == self.places
         if self.leaving is None:
-            self.shared(Counter(job.payer for job in self.running))
+            self.shared(Counter(job.origin.payer for job in self.running))
 
     def shared(self, have: Counter[str]) -> None:
         """Nobody waits who has less than its share."""
-        for taker in {job.payer for job in self.held}:
+        for taker in {job.origin.payer for job in self.held}:
             for giver, count in have.items():
                 assert (count - 1) / self.weights[giver] < (have[taker] + 1) / self.weights[taker]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from absent import rows
-from carpool.core.job import INFINITY
+from carpool.core.job import INFINITY, JobOptions, Origin
 from carpool.engine.engine import Engine
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
@@ -171,10 +171,10 @@ class Stage:
     def ask(self, details: bytes = b"", sink: Sink | None = None, source: str = "") -> Work:
         """With a `source`, a frame that newer ones may take the place of."""
         work = Work({}, lambda work, outcome: self.outcomes[work].append(outcome), 0.0, INFINITY)
-        work.details = details
-        work.source, work.latest = source, bool(source)
+        work.own_extras().details = details
+        work.origin, work.options = Origin(source), JobOptions(latest=bool(source))
         if sink is not None:
-            work.parts = sink
+            work.own_extras().parts = sink
             work.place = sink  # type: ignore[assignment]
         self.outcomes[work] = []
         self.driver.submit([work])
@@ -275,7 +275,7 @@ def test_a_picture_that_is_still_to_come_is_waited_for() -> None:
     works = [Work({}, lambda work, outcome: stage.outcomes[work].append(outcome)) for _ in range(3)]
     for work in works:
         stage.outcomes[work] = []
-        work.ready_at = 5.0
+        work.own_course().ready_at = 5.0
     stage.driver.submit(works)
     assert not stage.writers[0].asked
     assert not stage.driver.idle

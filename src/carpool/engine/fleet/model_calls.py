@@ -143,7 +143,7 @@ class InstanceCalls:
         def done(work: Work, outcome: Outcome) -> None:
             target = self.open.pop(work, None)
             if target is not None:
-                target.counters.asked(outcome.error, monotonic() - work.entered)
+                target.counters.asked(outcome.error, monotonic() - work.arrived)
                 if not self.open:
                     self._calls.busy.discard(self)
             if outcome.outputs is None:
@@ -153,7 +153,8 @@ class InstanceCalls:
 
         engine = self._calls.engine
         key, work, single = engine.prepare(call.model, call.inputs, call.version, call.wanted, done)
-        work.details = call.details
+        if call.details:
+            work.own_extras().details = call.details
         work.deadline = work.due = self._until(work.arrived, call.timeout)
         self._note(work, engine.served[key])
         try:

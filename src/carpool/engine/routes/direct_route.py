@@ -27,8 +27,8 @@ class Eager:
 
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
-            if work.timeout:
-                work.deadline = min(work.deadline, work.arrived + work.timeout)
+            if work.options.timeout:
+                work.deadline = min(work.deadline, work.arrived + work.options.timeout)
         self._driver.submit(works)
 
 

@@ -163,10 +163,16 @@ class SteppedRoute:
                 continue
             images = min(work.images, step.scheduler.policy.max_images)
             job = Job(
-                work.arrived, work.deadline, images, None, work.priority, work.source, outside=work.outside
+                work.arrived,
+                work.deadline,
+                images,
+                None,
+                work.options.priority,
+                work.origin.source,
+                outside=work.outside,
             )
             refusal = remaining.refuses(number, job, self.slo, now, alone=alone)
             if refusal is not None:
                 raise turned_away(self.name, work, refusal, fixed=False)
-            probe = probe or job.probe
+            probe = probe or job.course.probe
         return remaining.enters(self.slo, work.deadline, probe=probe)

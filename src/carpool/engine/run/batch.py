@@ -27,6 +27,7 @@ from carpool.core.job import INFINITY, Job
 from carpool.engine.run.collator import Collator, InBatch, InTurn, inputs_of
 from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
+from carpool.link.templates import PLAIN_FORM, RequestForm
 from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, Timing
 from carpool.wire.head import MAX_STRINGS
@@ -85,48 +86,19 @@ NO_INPUTS: Mapping[str, Array] = {}
 """Of a request that only another process looks at, or that was answered."""
 
 
-class Work(Job):
-    """A request the engine can run. `inputs` hold all its images, the batch dimension included.
+class Extras:
+    """Holds what few requests have. Those that have none of it share `NO_EXTRAS`, which no one changes."""
 
-    `done` is called exactly once, on the engine's loop thread, perhaps before `submit` returns. `place`,
-    where there is one, says where it lies, and copies its rows there in the model's thread.
-    """
+    __slots__ = ("_details", "gives_way", "held", "in_sequence", "parts", "reads", "then")
 
-    __slots__ = (
-        *("_details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
-        *("gives_way", "in_sequence", "packed", "route", "sent", "then", "wanted"),
-    )
-
-    def __init__(
-        self,
-        inputs: Mapping[str, Array],
-        done: Done,
-        arrived: float = 0.0,  # time.monotonic(): the last byte of the request
-        deadline: float = INFINITY,
-        images: int = 1,
-        shape: Hashable = None,  # what must be equal to share a batch; None where all requests are alike
-        wanted: Sequence[str] = (),  # none: all outputs
-        encoded: bool = False,  # the one input is a picture's file, for the model's device to decode
-    ) -> None:
-        """What else is known of a job (its source, priority …) is set afterwards."""
-        Job.__init__(self, arrived, deadline, images, shape)
-        self.inputs = inputs
-        self.done = done
-        self.then: Done | None = None  # its own `done`, while a route before the driver has put another there
-        self.wanted = wanted
-        self.encoded = encoded
-        self.packed = False  # its inputs of BYTES are to be unpacked, by whoever makes the batch
+    def __init__(self) -> None:
         self._details = b""
         self.in_sequence: InSequence | None = None  # as a caller in this process says it, without JSON
-        self.may_omit = False  # outputs that its model leaves out are no mistake: a step of an ensemble
-        self.entered = arrived  # from when on it waits: later, for a step of an ensemble
-        self.sent: float | None = None  # when its front end passed it on
-        self.place: RequestPlace | None = None
-        self.reads: RegionReads | None = None
-        self.route: Route | None = None  # who has it
+        self.reads: RegionReads | None = None  # where its inputs are, if they are in a client's memory
         self.held: Outcome | None = None  # an answer that waits for earlier ones
         self.parts: PartSink | None = None  # where each of several answers goes, until it is done
         self.gives_way = False  # it gets no more of them: its place is to be another's
+        self.then: Done | None = None  # its own `done`, while a route before the driver has put another there
 
     @property
     def details(self) -> bytes:
@@ -141,13 +113,53 @@ class Work(Job):
         self._details = details
 
 
+NO_EXTRAS = Extras()
+
+
+class Work(Job):
+    """A request the engine can run. `inputs` hold all its images, the batch dimension included.
+
+    `done` is called exactly once, on the engine's loop thread, perhaps before `submit` returns. `place`,
+    where there is one, says where it lies, and copies its rows there in the model's thread.
+    """
+
+    __slots__ = ("done", "extras", "form", "inputs", "place", "route", "sent")
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        done: Done,
+        arrived: float = 0.0,  # time.monotonic(): the last byte of the request
+        deadline: float = INFINITY,
+        images: int = 1,
+        shape: Hashable = None,  # what must be equal to share a batch; None where all requests are alike
+        form: RequestForm = PLAIN_FORM,
+    ) -> None:
+        """What else is known of a job (its origin, its options …) is set afterwards."""
+        Job.__init__(self, arrived, deadline, images, shape)
+        self.inputs = inputs
+        self.done = done
+        self.form = form
+        self.extras = NO_EXTRAS
+        self.place: RequestPlace | None = None
+        self.route: Route | None = None  # which has it
+        self.sent: float | None = None  # when its front end passed it on
+
+    def own_extras(self) -> Extras:
+        """Returns its extras, which from here on are no other request's, so that they may be changed."""
+        if self.extras is NO_EXTRAS:
+            self.extras = Extras()
+        return self.extras
+
+
 def answer_each(
     _first: int, works: Sequence[Work], outputs: Mapping[str, Array], errors: Mapping[int, CarpoolError]
 ) -> list[Outcome]:
     """Implements the `Answer` for requests that say themselves where their rows go."""
     if len(works) == 1 and not errors:
         work = works[0]
-        wanted, all_wanted = work.wanted, len(outputs) == len(work.wanted) and not work.may_omit
+        form = work.form
+        wanted, all_wanted = form.wanted, len(outputs) == len(form.wanted) and not form.may_omit
         rows = outputs if all_wanted or not wanted else _chosen(outputs, work)
         return [Outcome(rows if work.place is None else work.place(rows))]
     return [
@@ -172,7 +184,8 @@ def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[
 
 
 def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
-    return {name: outputs[name] for name in work.wanted if name in outputs} if work.wanted else outputs
+    wanted = work.form.wanted
+    return {name: outputs[name] for name in wanted if name in outputs} if wanted else outputs
 
 
 def _rows(works: Sequence[InBatch]) -> list[SequenceRow]:
@@ -250,7 +263,7 @@ class BatchRun(Generic[RequestT]):
         outcomes: list[Outcome] = []
         device, short = self._on_device, 0
         before = 0 if device is None else device.out_of_memory
-        if len(works) > 1 and works[0].packed:
+        if len(works) > 1 and works[0].form.packed:
             for chunk in self._chunks(works):
                 outcomes += self._run(chunk, len(outcomes), timing)
         elif len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
@@ -273,7 +286,7 @@ class BatchRun(Generic[RequestT]):
         chunks: list[list[RequestT]] = [[]]
         images = strings = 0
         for work in works:
-            more = _strings_in(work) if work.packed else 0
+            more = _strings_in(work) if work.form.packed else 0
             if chunks[-1] and (images + work.images > self._chunk or strings + more > MAX_STRINGS):
                 chunks.append([])
                 images = strings = 0
@@ -296,7 +309,7 @@ class BatchRun(Generic[RequestT]):
         return self._run(works[:half], first, timing) + self._run(works[half:], first + half, timing)
 
     def _run_together(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
-        if works[0].encoded:
+        if works[0].form.encoded:
             return self._run_encoded(works, first, timing)
         if self._answers_each is not None:
             return self._run_each(self._answers_each, works, first, timing)
@@ -386,8 +399,8 @@ class BatchRun(Generic[RequestT]):
         errors: dict[int, CarpoolError] = {}
         inputs = inputs_of(works, errors)
         able = [index for index in range(len(works)) if index not in errors]
-        asked = [(inputs[index], works[index].wanted or self._every_output) for index in able]
-        details = [works[index].details for index in able]
+        asked = [(inputs[index], works[index].form.wanted or self._every_output) for index in able]
+        details = [works[index].extras.details for index in able]
         if isinstance(backend, AnswersEach):
             answers = backend.run_each(asked, details) if able else []
         else:
@@ -433,8 +446,8 @@ class BatchRun(Generic[RequestT]):
             try:
                 if isinstance(answered, CarpoolError):
                     raise answered
-                names = work.wanted or self._every_output
-                owed = [name for name in names if name in answered] if work.may_omit else names
+                names = work.form.wanted or self._every_output
+                owed = [name for name in names if name in answered] if work.form.may_omit else names
                 self._collator.check(answered, owed, work.images, apart=True)
             except CarpoolError as error:
                 outcomes.append(Outcome(error=without_stack(error)))
@@ -450,9 +463,9 @@ class BatchRun(Generic[RequestT]):
 
     def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
         if len(works) == 1:
-            return works[0].wanted or self._every_output
+            return works[0].form.wanted or self._every_output
         for work in works:
-            if not work.wanted:
+            if not work.form.wanted:
                 return self._every_output
-        names = {name for work in works for name in work.wanted}
+        names = {name for work in works for name in work.form.wanted}
         return tuple(name for name in self._every_output if name in names)

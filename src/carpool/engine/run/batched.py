@@ -138,7 +138,7 @@ class _Gatherer:
     def submit(self, item: Any, future: Future[Any]) -> None:
         arrived = now()
         work = Work({_ITEMS: as_objects([item])}, lambda _work, outcome: _settle(future, outcome))
-        work.arrived = work.entered = arrived
+        work.arrived = arrived
         with self._lock:
             if self._driver is None:
                 self._early.append(work)
@@ -165,7 +165,7 @@ class _Gatherer:
                 work.done(work, Outcome(error=failure))
             return
         for work in early:
-            work.arrived = work.entered = now()  # the promise runs from when the function was known
+            work.arrived = now()  # the promise runs from when the function was known
         self._hand_over(early)
 
     def _hand_over(self, works: list[Work]) -> None:

@@ -9,9 +9,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from carpool.errors import CarpoolError, ModelError, without_stack
+from carpool.link.templates import RequestForm
 from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.wire.strings import unpacked_or_empty
+
+
+class InExtras(Protocol):
+    """Describes what few requests have."""
+
+    @property
+    def details(self) -> bytes:
+        """Returns the id and parameters of the request in JSON, for a model that is told them."""
+
+    @property
+    def reads(self) -> RegionReads | None:
+        """Returns where its inputs are, if they are not in the memory of `inputs` yet."""
 
 
 class InBatch(Protocol):
@@ -26,28 +39,10 @@ class InBatch(Protocol):
     def images(self) -> int: ...
 
     @property
-    def wanted(self) -> Sequence[str]:
-        """Returns the outputs that are wanted; None: all outputs."""
+    def form(self) -> RequestForm: ...
 
     @property
-    def encoded(self) -> bool:
-        """Returns whether the one input is a picture's file."""
-
-    @property
-    def details(self) -> bytes:
-        """Returns its id and parameters in JSON, for a model that is told them."""
-
-    @property
-    def may_omit(self) -> bool:
-        """It is answered without the outputs that its model leaves out."""
-
-    @property
-    def packed(self) -> bool:
-        """Returns whether its inputs of BYTES are to be unpacked: by this thread, not in any loop."""
-
-    @property
-    def reads(self) -> RegionReads | None:
-        """Returns where its inputs are, if nobody has put them into the memory of `inputs` yet."""
+    def extras(self) -> InExtras: ...
 
 
 class Collator:
@@ -77,10 +72,10 @@ class Collator:
         for index, work in enumerate(works):
             part = work.inputs[name]
             rows = buffer[filled : filled + len(part)]
-            if work.reads is None or len(rows) < len(part):  # which no batch has: it raises
+            if work.extras.reads is None or len(rows) < len(part):  # which no batch has: it raises
                 rows[...] = part
             else:  # straight from the client's memory: the one copy there is
-                _read(work.reads, name, rows, index, errors)
+                _read(work.extras.reads, name, rows, index, errors)
             filled += len(part)
         return buffer[:filled]
 
@@ -129,7 +124,7 @@ def alone(work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[st
     """The inputs of one request, where they lie if they may; what cannot be read ends it."""
     inputs: dict[str, Array] = {}
     for name, array in work.inputs.items():
-        if work.reads is not None or work.packed:
+        if work.extras.reads is not None or work.form.packed:
             array = _fetched(work, name, index, errors)
             if index in errors:
                 break
@@ -141,11 +136,11 @@ def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolErro
     """Returns an input, in memory of its own if it was in the client's: the slot that was put aside for it
     may be another's by now, if this batch took too long."""
     array: Array = work.inputs[name]
-    if work.packed:
+    if work.form.packed:
         return unpacked_or_empty(array, index, errors)
-    if work.reads is not None:
+    if work.extras.reads is not None:
         array = np.empty(array.shape, array.dtype)
-        _read(work.reads, name, array, index, errors)
+        _read(work.extras.reads, name, array, index, errors)
     return array
 
 
@@ -170,7 +165,11 @@ class InTurn(Iterator[Mapping[str, Array]]):
             index = self.next
             work = self._works[index]
             self.next = index + 1
-            if work.reads is None and not work.packed and all(map(_lies_well, work.inputs.values())):
+            if (
+                work.extras.reads is None
+                and not work.form.packed
+                and all(map(_lies_well, work.inputs.values()))
+            ):
                 return work.inputs
             start = monotonic()
             inputs = alone(work, index, self.errors)
@@ -184,7 +183,7 @@ def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list
     """Returns the inputs of each of them, wherever they are."""
     return [
         work.inputs
-        if work.reads is None and not work.packed
+        if work.extras.reads is None and not work.form.packed
         else {name: _fetched(work, name, index, errors) for name in work.inputs}
         for index, work in enumerate(works)
     ]

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
+from carpool.core.job import DIRECT, DONE, GONE, INFINITY, GivenUp, Job
 from carpool.core.refusal_words import dropped, skipped, turned_away, until_welcome
 from carpool.core.scheduler import Scheduler
 from carpool.engine.run.batch import BatchResult, Outcome, Watcher, Work
@@ -119,7 +119,7 @@ class Driver:
                 age.seen(work.sent - work.arrived, now)
                 lag.seen(now - work.sent, now)
             try:
-                refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
+                refusal = scheduler.offer(work, now, ready=work.course.ready_at == -INFINITY)
             except Exception as error:
                 log.exception("offer-failed", model=self._model)
                 self._withdraw(work)  # it may be in the queue by now, and its memory is about to be another's
@@ -382,10 +382,11 @@ class Driver:
         kept = DONE if in_order else None
         work: Work
         for work, outcome in zip(batch.jobs, result.outcomes, strict=True):  # type: ignore[assignment]
-            waited = started - work.entered if started > work.entered else 0.0
+            entered = work.arrived if work.course is DIRECT else max(work.arrived, work.course.entered)
+            waited = started - entered if started > entered else 0.0
             outcome.timing = Timing(waited, gathered, ran, split, images, number=number)
             if work.state is kept:
-                work.held = outcome
+                work.own_extras().held = outcome
             else:
                 self._tell(work, outcome)  # who was cancelled while it ran gives back what it held
         if released:
@@ -398,8 +399,9 @@ class Driver:
     def _release(self, jobs: Sequence[Job]) -> None:
         """It is their turn to be answered."""
         for work in _works(jobs):
-            if work.held is not None:  # else it was told when its scheduler failed
-                self._tell(work, work.held)
+            held = work.extras.held
+            if held is not None:  # else it was told when its scheduler failed
+                self._tell(work, held)
 
     def _overran(self, executor: Executes) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""
@@ -419,9 +421,9 @@ class Driver:
             log.exception("abort-failed", model=self._model)
         self._lose(batch.instance, "it did not finish within its time limit")
         for work in _works(batch.jobs):
-            work.held = Outcome(error=error)
+            held = work.own_extras().held = Outcome(error=error)
             if not in_order or work.state is GONE:
-                self._tell(work, work.held)
+                self._tell(work, held)
         self._release(released)
         self._turn()
 

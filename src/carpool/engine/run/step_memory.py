@@ -57,7 +57,7 @@ class StepMemory:
     def place(self, key: int, work: Work) -> None:
         """Puts the inputs of a request for the model of this key there. Its outputs are its own again when it
         is done. Raises where there is no room."""
-        lent = self.lend(key, work.inputs, work.wanted)
+        lent = self.lend(key, work.inputs, work.form.wanted)
         work.inputs, work.place = NO_INPUTS, lent.place
         work.done = partial(lent.ended, work.done)
 

@@ -24,6 +24,7 @@ from carpool.engine.run.model_inputs import shape_key
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Unavailable, prefixed
 from carpool.extensions.ensembles.ensemble_graph import EnsembleGraph, handed_over
+from carpool.link.templates import RequestForm
 from carpool.observe.logs import logger
 from carpool.types import Array, Signature, StepTiming, Timing
 
@@ -70,7 +71,7 @@ class EnsembleRoute(SteppedRoute):
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
             work.route = self
-            if work.ready_at == -INFINITY:
+            if work.course.ready_at == -INFINITY:
                 self._begin(work)
             else:
                 work.state = OFFERED
@@ -141,7 +142,7 @@ class EnsembleRun:
         self._work = work
         self.binding = binding
         self._whole = whole
-        self._needed = route.graph.needed(work.wanted)
+        self._needed = route.graph.needed(work.form.wanted)
         self._waiting = [bound for bound in binding.steps if bound.step.number in self._needed]
         self.tensors: dict[str, Array | None] = {name: work.inputs.get(name) for name in route.graph.inputs}
         self._under_way: dict[Work, BoundStep] = {}
@@ -242,16 +243,15 @@ class EnsembleRun:
             work.deadline,
             images,
             shape_key(served.signature, inputs),
-            self._needed[bound.step.number],
+            RequestForm(self._needed[bound.step.number], packed=work.form.packed, may_omit=True),
         )
-        child.priority, child.timeout = work.priority, work.timeout
-        child.source, child.holder, child.weight = work.source, work.holder, work.weight
-        child.payer = work.payer
-        child.latest = work.latest and not bound.step.after
-        child.outside = work.outside
-        child.details = work.details
-        child.may_omit = True
-        child.packed = work.packed
+        child.origin, child.outside = work.origin, work.outside
+        child.options = work.options._replace(
+            latest=work.options.latest and not bound.step.after, again=False
+        )
+        if work.extras.details:
+            child.own_extras().details = work.extras.details
+        child.own_course().entered = now
         if bound.served.runs_nothing:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)
@@ -264,7 +264,7 @@ class EnsembleRun:
         if bound is None:
             return
         child.inputs = NO_INPUTS  # a queue may remember it
-        bound.served.counters.asked(outcome.error, monotonic() - child.entered)
+        bound.served.counters.asked(outcome.error, monotonic() - child.course.entered)
         if self._ending is not None:
             if not self._under_way:
                 self._finish()
@@ -316,7 +316,7 @@ class EnsembleRun:
         """Raises what is wrong with them. As in Triton, those that no step made are left out."""
         route, outputs = self._route, {}
         batched = route.signature.max_batch > 0
-        for name in self._work.wanted or route.graph.outputs:
+        for name in self._work.form.wanted or route.graph.outputs:
             value = self.tensors.get(name)
             if value is not None:
                 spec = route.signature.output_named[name]

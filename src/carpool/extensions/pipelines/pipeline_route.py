@@ -82,7 +82,7 @@ class OpenBooking:
         self.route = route
         self.binding = route.binding
         self.arrived, self.deadline = work.arrived, work.deadline
-        self.source, self.live = work.source, work.latest
+        self.source, self.live = work.origin.source, work.options.latest
         self.works: dict[Work, int] = {}
         self.left: dict[int, int] = {}
         self.timings: dict[int, Timing] = {}
@@ -120,9 +120,9 @@ class OpenBooking:
             ended = None if before is None else self._booking.ended.get(route.place[before])
             if ended is not None:
                 route.rows[step].observe(columns.POST_SECONDS, now - ended)
-            work.entered = now
+            work.own_course().entered = now
             work.sent = None  # its age says nothing about who comes to the door
-            work.latest = False
+            work.options = work.options._replace(latest=False)
             if self.live:
                 self._take_place(step)
         if route.slo < INFINITY or step != route.graph.base:
@@ -157,7 +157,7 @@ class OpenBooking:
             outcome = Outcome(error=replaced(self.route.name, self.source), timing=outcome.timing)
         try:
             model = self.binding.models[self.route.place[step]]
-            model.counters.asked(error, monotonic() - work.entered)
+            model.counters.asked(error, monotonic() - max(work.arrived, work.course.entered))
             self._count(step, work, outcome)
         except Exception:
             _log.exception("step-not-counted", model=self.route.name)

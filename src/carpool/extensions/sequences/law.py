@@ -194,7 +194,7 @@ class Sequences:
             return Why.NOT_ONE
         if not name:
             return Why.NO_ID
-        key = job.holder or job.payer, name
+        key = job.origin.holder or job.origin.payer, name
         sequence = self._known.get(key)
         if not start and (sequence is None or not sequence.open):
             return Why.NO_START
@@ -206,7 +206,7 @@ class Sequences:
         )
         if not at_once:
             size = self._size_of(job)
-            share = self._shares.get(job.payer) if sequence is None else sequence.share
+            share = self._shares.get(job.origin.payer) if sequence is None else sequence.share
             full = self._is_full(share, size, new=sequence is None)
             if full is not None:
                 return full
@@ -229,10 +229,10 @@ class Sequences:
         return None
 
     def _begin(self, key: SequenceKey, job: Job) -> LiveSequence:
-        share = self._shares.get(job.payer)
+        share = self._shares.get(job.origin.payer)
         if share is None:
-            share = self._shares[job.payer] = SequenceShare(job.payer, job.weight)
-        share.weight = job.weight
+            share = self._shares[job.origin.payer] = SequenceShare(job.origin.payer, job.origin.weight)
+        share.weight = job.origin.weight
         share.sequences += 1
         sequence = self._known[key] = LiveSequence(key, self._told(*key), share)
         self._ids.add(sequence.id)

@@ -135,7 +135,7 @@ class SequenceRoute:
         """Its inputs were there when it came."""
 
     def cancel(self, work: Work) -> None:
-        if work.then is None:
+        if work.extras.then is None:
             return
         if self.law.cancel(work):
             self._tell(work, Outcome(error=Cancelled("the client left")))
@@ -149,27 +149,27 @@ class SequenceRoute:
         """It waits for its turn from here on; or why it cannot."""
         if self._stopped is not None:
             return self._stopped
-        if work.latest:
+        if work.options.latest:
             why = "a frame of a sequence is not replaced by a newer one: leave latest out"
             return InvalidInput(f"{self._model}: {why}", field="parameters.latest")
-        if work.ready_at != -INFINITY or work.encoded:
+        if work.course.ready_at != -INFINITY or work.form.encoded:
             return Unsupported(f"{self._model}: requests of a sequence bring tensors, not images")
-        said = work.in_sequence
+        said = work.extras.in_sequence
         if said is None:
-            said = _in_sequence(work.details)
+            said = _in_sequence(work.extras.details)
         name = said.name
         fits = self._any_number and type(name) is int and 0 <= name < _IDS
         wrong = "" if fits else self._settings.refuses(name)
         if wrong:
             return InvalidInput(f"{self._model}: {wrong}", field="parameters.sequence_id")
-        within = min(work.timeout, self._slo) if work.timeout else self._slo
+        within = min(work.options.timeout, self._slo) if work.options.timeout else self._slo
         if work.arrived + within < work.deadline:
             work.deadline = work.arrived + within
         work.due = work.deadline
         why_not = self.law.offer(work, name, now, start=said.start, end=said.end)
         if why_not is not None:
-            return self._refusal(why_not, work.holder or work.payer, name, now)
-        work.then, work.done = work.done, self._hears
+            return self._refusal(why_not, work.origin.holder or work.origin.payer, name, now)
+        work.own_extras().then, work.done = work.done, self._hears
         self._untold += 1
         return None
 
@@ -288,9 +288,9 @@ class SequenceRoute:
             self._loop.call_soon(self._go)
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
-        done = work.then
+        done = work.extras.then
         if done is not None:
-            work.done, work.then = done, None
+            work.done, work.extras.then = done, None
             work.payload = None  # which leads back to it: such a ring, inputs and all, is freed late
             self._untold -= 1
             if self._emptied is not None and not self._untold:

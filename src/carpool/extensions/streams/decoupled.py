@@ -44,17 +44,17 @@ class PartWay:
         sent."""
         # Only the loop's thread changes the state, and only away from RUNNING: to read it late costs one
         # answer, which `_deliver` drops.
-        if work.state is not RUNNING or work.place is None or work.gives_way:
+        if work.state is not RUNNING or work.place is None or work.extras.gives_way:
             return False
         payload = work.place.part(outputs)
         while not self._room.acquire(timeout=_LOOK_AT_RIDER_S):
-            if work.state is not RUNNING or work.gives_way:
+            if work.state is not RUNNING or work.extras.gives_way:
                 return False
         self._loop.call_soon_threadsafe(self._deliver, work, payload, finish, last)
         return True
 
     def _deliver(self, work: Work, payload: bytes, finish: str, last: bool) -> None:
-        parts = work.parts
+        parts = work.extras.parts
         if parts is not None and work.state is RUNNING:  # else it was answered, or its client has gone
             parts.send(payload, finish, last=last)
         self._make_room(parts)
@@ -77,14 +77,14 @@ class _Rider:
         self._index = index
         self._work = work
         self.inputs = inputs
-        self.outputs = work.wanted or place.instance.every_output
-        self.details = work.details
+        self.outputs = work.form.wanted or place.instance.every_output
+        self.details = work.extras.details
 
     @property
     def wanted(self) -> bool:
         # All are changed by the loop only, and never back: to see it late costs one answer.
         work = self._work
-        return work.state is RUNNING and work.parts is not None and not work.gives_way
+        return work.state is RUNNING and work.extras.parts is not None and not work.extras.gives_way
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
         self._instance.collator.check(outputs, tuple(outputs), _ANY, apart=True)

@@ -37,34 +37,36 @@ class StreamPlaces:
 
     def offer(self, job: Job) -> bool:
         """It waits for its turn; or too many of its client's do."""
-        share = self._shares.get(job.payer)
+        share = self._shares.get(job.origin.payer)
         own = 0 if share is None else len(share.held)
         rest = self._most_held - self.held
         if rest <= 0 or own >= OF_THE_REST * rest:
             return False
         if share is None:
-            share = self._shares[job.payer] = StreamShare(job.payer, job.weight)
-        share.weight = job.weight
+            share = self._shares[job.origin.payer] = StreamShare(job.origin.payer, job.origin.weight)
+        share.weight = job.origin.weight
         self._number += 1
         share.held[job] = self._number
         self.held += 1
         return True
 
     def is_held(self, job: Job) -> bool:
-        share = self._shares.get(job.payer)
+        share = self._shares.get(job.origin.payer)
         return share is not None and job in share.held
 
     def older_frame(self, job: Job) -> Job | None:
         """Returns what waits of the same live source."""
-        held = self.everybody_held() if job.latest else []
-        return next((one for one in held if one.latest and one.source == job.source), None)
+        held = self.everybody_held() if job.options.latest else []
+        return next(
+            (one for one in held if one.options.latest and one.origin.source == job.origin.source), None
+        )
 
     def everybody_held(self) -> list[Job]:
         return [job for share in self._shares.values() for job in share.held]
 
     def left(self, job: Job) -> None:
         """It has ended, or does not wait any more."""
-        share = self._shares[job.payer]
+        share = self._shares[job.origin.payer]
         if job in share.held:
             del share.held[job]
             self.held -= 1

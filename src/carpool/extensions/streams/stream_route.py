@@ -48,14 +48,14 @@ class StreamRoute:
         unpaid: list[Work] = []
         for work in works:
             work.route = self
-            if self._eager and work.timeout:
-                work.deadline = min(work.deadline, work.arrived + work.timeout)
-            if not work.payer:
+            if self._eager and work.options.timeout:
+                work.deadline = min(work.deadline, work.arrived + work.options.timeout)
+            if not work.origin.payer:
                 unpaid.append(work)
                 continue
             older = self.law.older_frame(work)
             if older is not None:
-                self._done(cast(Work, older), Outcome(error=replaced(self._model, work.source)))
+                self._done(cast(Work, older), Outcome(error=replaced(self._model, work.origin.source)))
             if self.law.offer(work):
                 self._answers[work], work.done = work.done, self._done
             else:
@@ -91,7 +91,9 @@ class StreamRoute:
         now = monotonic()
         passed, ends = self.law.turn()
         if ends is not None:
-            cast(Work, ends).gives_way = True  # its model's thread sees that before its next answer
+            cast(
+                Work, ends
+            ).own_extras().gives_way = True  # its model's thread sees that before its next answer
         if passed:
             self._driver.submit(cast(Sequence[Work], passed))
         if self.law.held:
@@ -112,7 +114,7 @@ class StreamRoute:
         """It has ended, wherever it was. Its place is another's in the next turn."""
         self.law.left(work)
         work.done = self._answers.pop(work)
-        if work.gives_way:
+        if work.extras.gives_way:
             what = f"{self._model}: the request was ended after {monotonic() - work.arrived:.1f} s"
             why = f"its client had more than its share of {self._places} slots, and others wait"
             error = Unavailable(f"{what}: {why}; retry", reason="place-yielded")

@@ -242,7 +242,7 @@ class TextDriver:
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
             work.route = self
-            if work.ready_at == -INFINITY:
+            if work.course.ready_at == -INFINITY:
                 self._take(work)
             else:  # its picture is still being decoded: nothing is known of its size before
                 work.state = OFFERED
@@ -282,21 +282,21 @@ class TextDriver:
         self._tell_idle()
 
     def _begin(self, work: Work) -> None:
-        limit = read_limit(work.details, self._most)
+        limit = read_limit(work.extras.details, self._most)
         riding = [ride.writer for ride in self._rides.values()]
         writer = min(self._writers.values(), key=riding.count)
         ride = _Ride(next(self._numbers), work, writer)
         if not any(other is writer for other in riding):
             self._heard_at[writer] = monotonic()
         self._rides[ride.number] = self._of[work] = ride
-        if work.latest and work.source:
+        if work.options.latest and work.origin.source:
             self._replace_waiting(ride)
         writer.submit(ride.number, work, limit)
 
     def _replace_waiting(self, newest: _Ride) -> None:
         """Of the frames of a live source whose text has not begun, the first stays and the newest: one that
         sends faster than the first token comes would never have an answer otherwise."""
-        source = newest.work.source
+        source = newest.work.origin.source
         waiting = [ride for ride in self._live.get(source, ()) if not ride.tokens]
         for ride in waiting[1:]:
             ride.writer.cancel(ride.number)
@@ -339,7 +339,7 @@ class TextDriver:
         else:
             self._watcher.next_token((now - ride.last) / max(1, piece.tokens - ride.tokens))
         ride.tokens, ride.last = piece.tokens, now
-        parts, place = work.parts, work.place
+        parts, place = work.extras.parts, work.place
         if parts is None or place is None:
             ride.pieces.append(piece.text)
         elif piece.text or piece.finish:
@@ -371,11 +371,11 @@ class TextDriver:
         """Gives the one answer of an accepted work. Never raises: others wait behind it."""
         self._rides.pop(ride.number, None)
         self._of.pop(ride.work, None)
-        rides = self._live.get(ride.work.source, []) if ride.work.latest else []
+        rides = self._live.get(ride.work.origin.source, []) if ride.work.options.latest else []
         if ride in rides:
             rides.remove(ride)
             if not rides:
-                del self._live[ride.work.source]
+                del self._live[ride.work.origin.source]
         ride.work.state = GONE if outcome.error else DONE
         try:
             ride.work.done(ride.work, outcome)

@@ -22,7 +22,7 @@ from carpool.backends.backend import (
     SharesDevice,
     aborted,
 )
-from carpool.engine.run.batch import BatchResult, BatchRun, Outcome
+from carpool.engine.run.batch import NO_EXTRAS, BatchResult, BatchRun, Outcome
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.link import records
@@ -46,19 +46,14 @@ _MOST_KEPT = 4096
 class RequestInMemory:
     """Implements `InBatch`: a request where it lies."""
 
-    __slots__ = ("encoded", "images", "inputs", "lease", "memory", "packed", "template", "wanted")
-    may_omit = False
-    reads = None  # front ends have copied what is in clients' memory
-
-    details = b""  # for models of other processes
+    __slots__ = ("form", "images", "inputs", "lease", "memory", "template")
+    extras = NO_EXTRAS  # front ends have copied what is in clients' memory
 
     def __init__(self, template: ServedTemplate, inputs: Mapping[str, Any], memory: mmap) -> None:
         self.template = template
         self.inputs = inputs
         self.images = template.images
-        self.wanted = template.wanted
-        self.encoded = template.encoded
-        self.packed = template.packed
+        self.form = template.form
         self.memory = memory
         self.lease: KeptLease | None = None
 
