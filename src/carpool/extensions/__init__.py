@@ -165,6 +165,15 @@ _LABEL_STUDIO = Routes(
     words="label_routes:words",
     key_of="label_routes:key_of",
 )
+_CVAT = Routes(
+    table=(
+        HttpRoute("GET", "/api/functions", "cvat_routes:start_list", api="metadata"),
+        HttpRoute("GET", "/api/functions/{function}", "cvat_routes:start_one", api="metadata"),
+        HttpRoute("POST", "/api/function_invocations", "cvat_routes:start_invocation"),
+    ),
+    prefix="/api/function",
+    words="cvat_routes:words",
+)
 # ---- of the other extensions, again ----
 _AGES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)  # seconds
 _OTLP = "OTEL_EXPORTER_OTLP"
@@ -280,6 +289,7 @@ BUILT_IN: tuple[Extension, ...] = (
         routes=(_LABEL_STUDIO,),
         engine="label_access:engine",
     ),
+    Extension(name="cvat", api="{url} (CVAT_NUCLIO_HOST and CVAT_NUCLIO_PORT)", routes=(_CVAT,)),
     Extension(name="embeddings", api="{url}/v1", needs=("text",), routes=(_EMBEDDINGS,)),
     Extension(
         name="cache",

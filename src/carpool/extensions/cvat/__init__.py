@@ -1,0 +1,1 @@
+"""Answers CVAT in place of nuclio: models are functions that annotate tasks."""
