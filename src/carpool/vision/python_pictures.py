@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from carpool.errors import InvalidInput
+from carpool.errors import ConfigError, InvalidInput
 from carpool.types import DATATYPES, Array
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ Picture: TypeAlias = "bytes | bytearray | memoryview | str | Path | Image | Arra
 """A file's bytes, the path of a file, an image of Pillow, or pixels [h, w] or [h, w, 3] of RGB bytes."""
 
 _LARGEST = 1 << 30  # bytes: no picture is
+_VISIBLE = 2  # of a keypoint, in COCO's words
 
 
 def picture_file(picture: Picture) -> bytes | bytearray | memoryview:
@@ -118,9 +120,24 @@ class Found(Answer):
         """Returns [n], the place of each in the model's output."""
         return np.array([thing["class_id"] for thing in self.things], np.int64)
 
+    def to_supervision(self) -> Any:
+        """Returns the same as an object of the package supervision: `Detections`, `KeyPoints` or
+        `Classifications`."""
+        try:
+            import supervision
+        except ImportError:
+            raise ConfigError("supervision is needed: pip install 'supervision>=0.29'") from None
+        return self._in_supervision(supervision)
+
+    def _in_supervision(self, package: Any) -> Any:
+        raise NotImplementedError
+
 
 class Classes(Found):
     key = "classes"
+
+    def _in_supervision(self, package: Any) -> Any:
+        return package.Classifications(class_id=self.class_ids, confidence=self.scores)
 
 
 class Detections(Found):
@@ -131,6 +148,35 @@ class Detections(Found):
         """Returns [n, 4]: x1, y1, x2, y2 in pixels of the picture."""
         return np.array([thing["box"] for thing in self.things], np.float32).reshape(-1, 4)
 
+    def to_coco(self, image_id: int = 0, categories: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+        """Returns results as COCO's evaluation reads them. Categories are the model's class numbers, or those
+        given for labels; what has none is left out."""
+        known = [one for one in self.things if categories is None or one["label"] in categories]
+        return [
+            {
+                "image_id": image_id,
+                "category_id": one["class_id"] if categories is None else categories[one["label"]],
+                "score": one["score"],
+                **self._coco_part(one),
+            }
+            for one in known
+        ]
+
+    def _coco_part(self, thing: Mapping[str, Any]) -> dict[str, Any]:
+        left, top, right, bottom = thing["box"]
+        return {"bbox": [left, top, right - left, bottom - top]}
+
+    def _in_supervision(self, package: Any) -> Any:
+        given = {"xyxy": self.boxes, "confidence": self.scores, "class_id": self.class_ids}
+        return package.Detections(**given, **self._more(), data=self._named())
+
+    def _more(self) -> dict[str, Any]:
+        return {}
+
+    def _named(self) -> dict[str, Any]:
+        """Returns what supervision has of each by a name."""
+        return {"class_name": np.array(self.labels, np.str_)}
+
 
 class Poses(Detections):
     @property
@@ -139,6 +185,17 @@ class Poses(Detections):
         told."""
         listed = [thing["keypoints"] for thing in self.things]
         return np.array(listed, np.float32) if listed else np.zeros((0, 0, 2), np.float32)
+
+    def _coco_part(self, thing: Mapping[str, Any]) -> dict[str, Any]:
+        flat = [number for point in thing["keypoints"] for number in (*point[:2], _VISIBLE)]
+        return {**super()._coco_part(thing), "keypoints": flat}
+
+    def _in_supervision(self, package: Any) -> Any:
+        points = self.keypoints
+        sure = points[..., 2] if points.shape[-1] > 2 else None
+        confidences = {"keypoint_confidence": sure, "detection_confidence": self.scores}
+        given = {"xy": points[..., :2], "class_id": self.class_ids, **confidences}
+        return package.KeyPoints(**given, data=self._named())
 
 
 class RotatedBoxes(Detections):
@@ -152,6 +209,13 @@ class RotatedBoxes(Detections):
     def angles(self) -> Array:
         """Returns angles [n], in radians, of the side along the width."""
         return np.array([thing["angle"] for thing in self.things], np.float32)
+
+    def _coco_part(self, thing: Mapping[str, Any]) -> dict[str, Any]:
+        outline = [side for point in thing["corners"] for side in point]
+        return {**super()._coco_part(thing), "segmentation": [outline]}
+
+    def _named(self) -> dict[str, Any]:
+        return {**super()._named(), "xyxyxyxy": self.corners}
 
 
 class Masks(Detections):
@@ -178,6 +242,20 @@ class Masks(Detections):
             if image.size != (self.width, self.height):
                 raise InvalidInput(f"a mask has {image.size} pixels, its image has others", field="png")
             return np.asarray(image.convert("L")) > 127
+
+    def _coco_part(self, thing: Mapping[str, Any]) -> dict[str, Any]:
+        if "rle" in thing:
+            runs = thing["rle"]
+        else:
+            from carpool.vision.mask_regions import run_lengths
+
+            number = next(number for number, one in enumerate(self.things) if one is thing)
+            pixels = self.mask(number).astype(np.uint8)
+            runs = {"size": list(pixels.shape), "counts": run_lengths(pixels)}
+        return {**super()._coco_part(thing), "segmentation": runs}
+
+    def _more(self) -> dict[str, Any]:
+        return {"mask": self.masks}
 
 
 class Embedding(Answer):
