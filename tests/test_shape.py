@@ -58,7 +58,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend": "config core frontend/calls frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
     "frontend/calls": "config frontend/clients frontend/pictures link memory observe vision wire",
-    "frontend/clients": "",
+    "frontend/clients": "core",
     "frontend/grpc": "config core frontend frontend/access frontend/calls "
     "frontend/clients frontend/http frontend/pictures link memory observe wire "
     "wire/proto",

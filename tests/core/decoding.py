@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import exp
 from typing import Any
 
-from carpool.core.front_load import DecodeForecast
+from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import OFFERED, Job
 from carpool.core.scheduler import Scheduler
 from carpool.sim.simulation import Device, Simulation

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.front_load import DecodeForecast
+from carpool.core.decode_forecast import DecodeForecast
 
 
 def decode(forecast: DecodeForecast, seconds: float, weight: float = 1.0, times: int = 1) -> None:

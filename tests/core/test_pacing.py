@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_load import Pacer
+from carpool.core.pacing import Pacer
 
 ONE, OTHER = ("m", "one"), ("m", "other")
 COST = 1e-4

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.frontend.clients.accounts import EVEN_S, FairQueue
+from carpool.frontend.clients.fair_queue import EVEN_S, FairQueue
 
 
 def queue() -> FairQueue[str]:

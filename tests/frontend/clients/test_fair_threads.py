@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from carpool.errors import Cancelled
-from carpool.frontend.clients.accounts import DECODING_BURST_S, EVEN_S, Accounts
+from carpool.frontend.clients.accounts import DECODING_BURST_S, Accounts
+from carpool.frontend.clients.fair_queue import EVEN_S
 from carpool.frontend.clients.fair_threads import Between, FairThreads
 
 PATIENCE_S = 30.0

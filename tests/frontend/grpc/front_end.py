@@ -18,9 +18,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
+from carpool.frontend.clients.loop_turns import Clock
 from carpool.frontend.grpc.grpc_server import GrpcServer
 from carpool.frontend.http.http_server import listen
-from carpool.frontend.http.shared import Clock
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel

@@ -12,11 +12,11 @@ from time import monotonic
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from carpool.frontend.clients.loop_turns import StreamTurns
 from carpool.frontend.grpc import h2_connection, rpc
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import Code, field, frame, reset, window_update
 from carpool.frontend.grpc.rpc_heads import Status
-from carpool.frontend.grpc.stream_turns import StreamTurns
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import MAX_BODY, SERVICE, SUM, FrontEnd, floats, front_end, image_request

@@ -13,13 +13,14 @@ import pytest
 import tritonclient.grpc.service_pb2 as pb
 
 from carpool.config.server import ServerSettings
-from carpool.frontend.clients.accounts import EVEN_S, MOST_BYTES, Accounts
+from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
+from carpool.frontend.clients.fair_queue import EVEN_S
+from carpool.frontend.clients.loop_turns import StreamTurns
 from carpool.frontend.grpc import grpc_handlers
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_infer import GrpcCall
 from carpool.frontend.grpc.h2_frames import BlockReader
 from carpool.frontend.grpc.rpc_heads import HeadReader, Status
-from carpool.frontend.grpc.stream_turns import StreamTurns
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import SERVICE, FrontEnd, channel, front_end, image_request, models
@@ -199,7 +200,7 @@ def test_a_flood_of_mistakes_ends_its_connection_and_no_other(front: FrontEnd) -
 
 def test_streams_take_turns(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time stands still in a turn that is over: the next begins in another turn of the loop."""
-    monkeypatch.setattr("carpool.frontend.grpc.stream_turns.TURN_S", 0.0)
+    monkeypatch.setattr("carpool.frontend.clients.loop_turns._STREAM_TURN_S", 0.0)
     with channel(front) as connected:
         stream = connected.stream_stream(
             SERVICE + "ModelStreamInfer",
@@ -264,7 +265,7 @@ def test_a_turn_begins_messages_for_a_millisecond_and_clients_have_equal_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, log = [0.0], list[str]()
-    monkeypatch.setattr("carpool.frontend.grpc.stream_turns.monotonic", lambda: clock[0])
+    monkeypatch.setattr("carpool.frontend.clients.loop_turns.monotonic", lambda: clock[0])
 
     async def run() -> list[int]:
         turns, a_turn = StreamTurns(Accounts(10)), list[int]()

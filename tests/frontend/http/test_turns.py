@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from carpool.frontend.clients.loop_turns import Turns
 from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
@@ -19,7 +20,7 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
-from carpool.frontend.http.shared import BODY_READ, Shared, Turns
+from carpool.frontend.http.shared import BODY_READ, Shared
 from frontend.http.harness import PathApp, ignore, post
 
 MIB = 1 << 20

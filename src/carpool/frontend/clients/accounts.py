@@ -12,18 +12,18 @@ client that has its part, the connection or call that was silent for longest end
 
 Times are arguments. Bytes may be counted in any thread; everything else belongs to the loop's.
 
-Whose work is done next, of what waits for a thread or a turn, `FairQueue` says.
+`Shares` is the rule of the bounds, and `FairQueue` says whose work is done next, of what waits for a thread
+(`FairThreads`) or a turn of the loop (`Turns`, `StreamTurns`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address, IPv6Network
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
-T = TypeVar("T")
+from carpool.core.bucket import Bucket
+from carpool.frontend.clients.dynamic_shares import Shares
 
 MOST_BYTES = 512 << 20
 """Held for all clients of a server, whose front ends have equal parts; one client alone gets half of each."""
@@ -57,69 +57,6 @@ class Holder(Protocol):
         """End it and free what is held for it: its stake is closed when this returns."""
 
 
-class Shares:
-    """Divides something of which there is a bounded amount, by the names of those who have some of it."""
-
-    __slots__ = ("_of", "_times", "most", "total")
-
-    def __init__(self, most: int, times: int = 1) -> None:
-        """One may have so many `times` what is left for the others."""
-        self.most = most
-        self._times = times
-        self.total = 0
-        self._of: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        return self._of.get(name, 0)
-
-    def free(self, name: str) -> int:
-        """Returns how much more it may take."""
-        return self._times * (self.most - self.total) - self._of.get(name, 0)
-
-    def take(self, name: str, amount: int) -> bool:
-        """Takes an amount; False, and nothing taken, if that is more than is left for the others."""
-        mine = self._of.get(name, 0) + amount
-        if mine > self._times * (self.most - self.total) and (self.total or not self.most):
-            return False
-        self.total += amount
-        self._of[name] = mine
-        return True
-
-    def give(self, name: str, amount: int) -> None:
-        if not amount:
-            return
-        left = self._of[name] - amount
-        self.total -= amount
-        if left:
-            self._of[name] = left
-        else:
-            del self._of[name]
-
-
-class Bucket:
-    """Seconds that a client may still have decoded. Below 0 it rests."""
-
-    __slots__ = ("_at", "_left")
-
-    def __init__(self, now: float) -> None:
-        self._at = now
-        self._left = DECODING_BURST_S
-
-    def spend(self, seconds: float, now: float) -> None:
-        earned = DECODING_SHARE * max(0.0, now - self._at)
-        self._left = min(DECODING_BURST_S, self._left + earned) - seconds
-        self._at = now
-
-    def rest_s(self, now: float) -> float:
-        """Returns for how long a client is to rest."""
-        self.spend(0.0, now)
-        return max(0.0, -self._left / DECODING_SHARE)
-
-    def is_full(self, now: float) -> bool:
-        self.spend(0.0, now)
-        return self._left >= DECODING_BURST_S
-
-
 class Account:
     """Represents the account of one client. Its stakes are in the order in which their clients were heard of
     last."""
@@ -130,7 +67,7 @@ class Account:
         self.name = name
         self.turn = 0  # of the loop, in which it was read last
         self.turn_left = 0.0  # seconds that it may still be read in that
-        self.bucket = Bucket(now)
+        self.bucket = Bucket(DECODING_SHARE, DECODING_BURST_S, now)  # seconds that may be decoded for it
         self.stakes: tuple[dict[Stake, None], ...] = ({}, {})
 
 
@@ -357,7 +294,8 @@ class Accounts:
 
     def spend(self, account: Account, seconds: float, now: float) -> float:
         """So much was decoded for a client; returns for how long it is to rest, if there are others."""
-        account.bucket.spend(seconds, now)
+        account.bucket.left(now)
+        account.bucket.spend(seconds)
         return 0.0 if self.alone else account.bucket.rest_s(now)
 
     def rest_s(self, name: str, now: float) -> float:
@@ -375,128 +313,3 @@ def client_of(address: object) -> str:
     parsed = IPv6Address(name.partition("%")[0])
     mapped = parsed.ipv4_mapped
     return str(mapped) if mapped is not None else str(IPv6Network((parsed, _NETWORK_BITS), strict=False))
-
-
-# ── whose work is next ──
-
-# Work that waits for a thread or a turn: by client, and each client's in its order. Start-time fair queueing:
-# each client has had some seconds of work, counted from where the least served stood when it came. Who had
-# least goes first. Clients that are about even are one queue, in which the most urgent goes first: those who
-# ask for little keep the order of their deadlines.
-
-EVEN_S = 0.05
-"""Seconds of work by which two clients may differ and count as even."""
-
-
-class _Line(Generic[T]):
-    """Holds what one client waits for."""
-
-    __slots__ = ("heap", "running", "served", "weight")
-
-    def __init__(self, served: float) -> None:
-        self.heap: list[tuple[float, int, T, float]] = []  # urgency, arrival, what it is, its weight
-        self.served = served  # seconds of work, on the scale of all lines
-        self.running = 0
-        self.weight = 0.0  # of what waits
-
-
-class FairQueue(Generic[T]):
-    """`alive` says of an item whether it is still wanted: the others are passed over."""
-
-    def __init__(self, alive: Callable[[T], object]) -> None:
-        self._alive = alive
-        self._lines: dict[str, _Line[T]] = {}
-        self._sequence = 0
-        self._floor = 0.0  # where whoever comes begins
-
-    def push(self, client: str, urgency: float, item: T, weight: float = 0.0) -> None:
-        line = self._lines.get(client)
-        if line is None:
-            line = self._lines[client] = _Line(self._floor)
-        self._sequence += 1
-        line.weight += weight
-        heappush(line.heap, (urgency, self._sequence, item, weight))
-
-    def pop(self, may: Callable[[T], bool] | None = None) -> tuple[str, T] | None:
-        """Returns the next item that is wanted and `may` begin now, and whose it is. Call `ended` for it
-        later."""
-        first: list[tuple[float, float, int, str]] = []  # of each client: how much it had, and how urgent
-        for client in list(self._lines):
-            line = self._lines[client]
-            heap = line.heap
-            while heap and not self._alive(heap[0][2]):
-                heappop(heap)
-            if not heap:
-                if not line.running and line.served <= self._floor:
-                    del self._lines[client]
-            elif may is None or may(heap[0][2]):
-                first.append((line.served, heap[0][0], heap[0][1], client))
-        if not first:
-            return None
-        served, _, _, chosen = min(first)
-        if len(first) > 1:
-            chosen = min(first, key=lambda one: (one[0] > served + EVEN_S, one[1:]))[3]
-        self._floor = max(self._floor, served)
-        line = self._lines[chosen]
-        line.running += 1
-        _, _, item, weight = heappop(line.heap)
-        line.weight -= weight
-        return chosen, item
-
-    def left(self, client: str, weight: float) -> None:
-        """Notes that so much of what waited is not wanted any more."""
-        line = self._lines.get(client)
-        if line is not None:
-            line.weight -= weight
-
-    def ended(self, client: str, seconds: float) -> None:
-        """What was begun took so long."""
-        line = self._lines.get(client)
-        if line is not None:
-            line.running -= 1
-            line.served += seconds
-
-    def running(self, client: str) -> int:
-        """Returns how much of a client's was begun and has not ended."""
-        line = self._lines.get(client)
-        return 0 if line is None else line.running
-
-    def served(self, client: str, seconds: float) -> None:
-        """So much was done for a client besides."""
-        line = self._lines.get(client)
-        if line is not None:
-            line.served += seconds
-
-    def ahead(self, client: str, weight: float) -> float:
-        """Returns the weight of what waits and comes before so much more of this client's: its own, and of
-        each other client's as much as this client then has."""
-        line = self._lines.get(client)
-        before = 0.0 if line is None else line.weight
-        mine = before + weight
-        for name, other in self._lines.items():
-            if name != client:
-                before += other.weight if other.weight < mine else mine
-        return before
-
-    def waiting(self, client: str) -> int:
-        """Returns how many of a client's items wait and are wanted."""
-        line = self._lines.get(client)
-        return 0 if line is None else sum(1 for entry in line.heap if self._alive(entry[2]))
-
-    def compact(self) -> None:
-        """Forget what is not wanted any more and would keep its memory."""
-        for line in self._lines.values():
-            line.heap = [entry for entry in line.heap if self._alive(entry[2])]
-            heapify(line.heap)
-
-    def __iter__(self) -> Iterator[T]:
-        """Returns all that wait, by urgency."""
-        entries = sorted(
-            (entry[:2], index, client)
-            for client, line in self._lines.items()
-            for index, entry in enumerate(line.heap)
-        )
-        return iter([self._lines[client].heap[index][2] for _, index, client in entries])
-
-    def clear(self) -> None:
-        self._lines.clear()

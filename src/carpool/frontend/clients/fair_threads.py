@@ -12,7 +12,8 @@ from traceback import clear_frames
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from carpool.errors import Cancelled
-from carpool.frontend.clients.accounts import Accounts, FairQueue
+from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.fair_queue import FairQueue
 
 T = TypeVar("T")
 Between: TypeAlias = Callable[[], None]

@@ -12,13 +12,13 @@ from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
+from carpool.frontend.clients.loop_turns import Clock
 from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import GrpcService
 from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.frontend.grpc.h2_shared import H2Shared
 from carpool.frontend.http.http_server import Listeners
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.shared import Clock
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.door import Door
 from carpool.observe.counters import Block

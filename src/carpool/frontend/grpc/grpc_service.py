@@ -17,14 +17,15 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.calls.trace_context import Origin
-from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts, Shares
+from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts
+from carpool.frontend.clients.dynamic_shares import Shares
 from carpool.frontend.clients.fair_threads import FairThreads
+from carpool.frontend.clients.loop_turns import OpenStream, StreamTurns
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, LONGEST_REST, Families
 from carpool.frontend.grpc.inflater import Inflater
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
-from carpool.frontend.grpc.stream_turns import OpenStream, StreamTurns
 from carpool.frontend.http.infer_route import LargestBody
 from carpool.link.door import Catalog, Door
 from carpool.link.step_times import Times

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from carpool.errors import without_stack
 from carpool.frontend.clients.accounts import CONNECTION, Holder, Stake
+from carpool.frontend.clients.loop_turns import Clock, Turns
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_service import GrpcService, log
 from carpool.frontend.grpc.h2_frames import Breach, Code
@@ -17,7 +18,6 @@ from carpool.frontend.grpc.h2_outgoing import Outgoing
 from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
 from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
 from carpool.frontend.http.limits import KIB, MIB, Limits
-from carpool.frontend.http.shared import Clock, Turns
 
 MOST_CALLS: Final = 256
 """Of one connection, at once."""

@@ -14,8 +14,9 @@ from time import monotonic
 from typing import Final, Protocol
 
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
+from carpool.core.front_load import FairBacklog, FrontLane, LaneKey
 from carpool.core.job import ADDRESS
+from carpool.core.pacing import Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB

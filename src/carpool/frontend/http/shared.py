@@ -1,17 +1,18 @@
-"""Holds what the connections of one server share: buffers, and the turns they take."""
+"""Holds what the connections of one server share: buffers, accounts and turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from heapq import heappop, heappush
 from time import monotonic, time
 from typing import Final, Protocol, TypeAlias
 
-from carpool.frontend.clients.accounts import CONNECTION, Accounts, Holder, Shares, Stake
+from carpool.frontend.clients.accounts import CONNECTION, Accounts, Holder, Stake
+from carpool.frontend.clients.dynamic_shares import Shares
 from carpool.frontend.clients.fair_threads import FairThreads
+from carpool.frontend.clients.loop_turns import Clock, Turns
 from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
@@ -20,11 +21,7 @@ from carpool.frontend.http.parsing import KnownHeads
 from carpool.memory.free_memory import FreeMemory
 
 _INFLATERS: Final = 2
-_TURN_BYTES: Final = 1536 * 1024
-_TURN_S: Final = 0.0005
-_REST_S: Final = 0.002
 _CONNECTION_S: Final = 0.0001  # to take it, and to let it go
-_MOST_GO_ON: Final = 8  # go on in one turn, if none of them takes long: each may bring a whole read
 BODY_READ: Final = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
 
@@ -47,78 +44,12 @@ class OpenConnection(Holder, Protocol):
     def abort(self) -> None: ...
 
 
-Clock: TypeAlias = Callable[[], float]
 Charge: TypeAlias = Callable[[str, float], None]
 """Told an address, and what its connections took of the loop: seconds that no request stands for."""
 
 
 def _nobody_counts(_address: str, _seconds: float) -> None:
     """Does nothing, where nobody is turned away for what others do."""
-
-
-class Turns:
-    """Work is counted in bytes read; what is dear for another reason counts as so many more."""
-
-    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "clock", "left", "number")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock = monotonic) -> None:
-        self._loop = loop
-        self.clock = clock  # by which a turn is over
-        self.left = _TURN_BYTES  # of this turn; who has more when it is used up waits for another
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._resting: list[tuple[int, int, Callable[[], None]]] = []  # a heap
-        self._rests = 0
-        self._scheduled = False
-        self.number = 1  # of this turn
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def spend(self, work: int) -> None:
-        self.left -= work
-        if not self._scheduled:
-            self._schedule()
-
-    def wait(self, go_on: Callable[[], None], *, first: bool = False) -> None:
-        """Calls `go_on` in a later turn, behind all who wait already or before them."""
-        if first:
-            self._waiting.appendleft(go_on)
-        else:
-            self._waiting.append(go_on)
-        self._schedule()
-
-    def rest(self, go_on: Callable[[], None], before: int) -> None:
-        """Does the same as `wait`, for who made much work of few bytes: after a pause, so that all of these
-        together take a part of the loop's time and not all that is left. Who did it less often `before` goes
-        first."""
-        self._rests += 1
-        heappush(self._resting, (before, self._rests, go_on))
-        if len(self._resting) == 1:
-            self._loop.call_later(_REST_S, self._rested)
-
-    def _rested(self) -> None:
-        self.wait(heappop(self._resting)[2])
-        if self._resting:
-            self._loop.call_later(_REST_S, self._rested)
-
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        self._scheduled = False
-        self.number += 1
-        self.left = _TURN_BYTES
-        clock = self.clock
-        ends = clock() + _TURN_S
-        for _ in range(min(_MOST_GO_ON, len(self._waiting))):
-            self._waiting.popleft()()
-            if self.left <= 0 or clock() >= ends:
-                break
-        if self._waiting:
-            self._schedule()
 
 
 class Shared:

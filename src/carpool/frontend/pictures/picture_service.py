@@ -12,7 +12,7 @@ import cv2
 
 from carpool.config.control_groups import within_limit
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
-from carpool.frontend.clients.accounts import Shares
+from carpool.frontend.clients.dynamic_shares import Shares
 from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Catalog, Door, ModelEntry, Sender

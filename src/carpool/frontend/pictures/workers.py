@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 
 from carpool.compiling import mypyc_attr
 from carpool.config.usable_cores import usable_cores
-from carpool.core.front_load import DecodeForecast
+from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import INFINITY, Reason, Refusal, Terms
 from carpool.core.refusal_words import in_words
 from carpool.core.shares import OF_THE_REST
 from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
-from carpool.frontend.clients.accounts import FairQueue
+from carpool.frontend.clients.fair_queue import FairQueue
 from carpool.observe.logs import logger
 
 _log = logger("pictures")
