@@ -30,13 +30,10 @@ CIRCLES = 1
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {
-    "registry": 1,
-    "rollout": 1,
     "sequences": 11,
     "streams": 2,
     "text": 1,
     "torch": 1,
-    "tracing": 1,
 }
 
 WORDS: Mapping[str, str] = {

@@ -30,15 +30,19 @@ GROUP = "carpool.extensions"
 
 
 class ServerOption(NamedTuple):
-    """Describes a setting of the server: a variable of the environment, CARPOOL_ before the name in capitals.
+    """Describes a setting of the server: a variable of the environment, CARPOOL_ before the name in capitals,
+    and with `words` an option of `carpool serve`.
 
     `ServerSettings.option` returns its value, which has the type of the default.
     """
 
     name: str
-    default: str | float
+    default: bool | str | float | None  # None: a number, and there is none
     within: tuple[float, float] | None = None
     secret: bool = False  # not shown
+    words: str = ""  # its help
+    metavar: str = ""
+    after: str = ""  # the setting behind which it stands in the help
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, make_dataclass, replace
+from dataclasses import MISSING, Field, make_dataclass, replace
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.inspect_command import named_labels
 from carpool.config.model import BATCH_HELP, Mode
-from carpool.config.server import ServerSettings
+from carpool.config.server import ServerSettings, settings_in_order
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ _PANELS = {  # of the help, each from this setting on
 
 def _panels() -> dict[str, str]:
     panel, of_each = "", {}
-    for setting in fields(ServerSettings):
+    for setting in settings_in_order():
         panel = of_each[setting.name] = _PANELS.get(setting.name, panel)
     return of_each
 
@@ -104,7 +104,7 @@ Serve = make_dataclass(
         ("paths", list[Path] | None, _PATHS),
         *(
             _option(one, _KINDS[one.name], _panels()[one.name])
-            for one in fields(ServerSettings)
+            for one in settings_in_order()
             if one.metadata.get("words")
         ),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from carpool.config.remote_address import remote_address
 from carpool.config.rules import nearest, resembling, shown
 from carpool.config.usable_cores import usable_cores
 from carpool.errors import ConfigError
+from carpool.extension import ServerOption
 from carpool.extensions import installed
 
 PREFIX = "CARPOOL_"
@@ -155,9 +156,6 @@ class OwnSettings:
         within=(0.1, _DAY),
         name="--repository-poll-secs",
     )
-    registry: str = _setting(
-        "", "MLflow server for models:/NAME@ALIAS. Default: MLFLOW_TRACKING_URI.", secret=True, metavar="URL"
-    )
     on_demand: bool = _setting(
         False,
         "Load each model at its first request, and unload the least recently used ones for others.",
@@ -178,18 +176,6 @@ class OwnSettings:
         "true",
         "Ready when (true) every model is warm or has failed, (false) the first is warm, (all) all are warm.",
         choices=("true", "false", "all"),
-    )
-    allow_rollouts: bool = _setting(
-        False,
-        "Let clients that may control models start rollouts in any mode.",
-        name="--allow-rollouts",
-    )
-    rollout_state: str = _setting(
-        "",
-        "Where replicas share rollouts: file:/mnt/rollouts (a shared folder) or redis://HOST:6379.",
-        secret=True,
-        name="--rollout-state",
-        metavar="WHERE",
     )
     shared_profiles: str = _setting(
         "",
@@ -260,18 +246,6 @@ class OwnSettings:
         "As in Triton, like histogram_latencies=true or counter_latencies=false. Repeatable.",
         metavar="KEY=VALUE",
     )
-    trace_file: str = _setting("", "File for traces of single requests. Default: no traces.")
-    otlp_endpoint: str = _setting(
-        "",
-        "OpenTelemetry collector for spans of requests, OTLP over HTTP, like http://localhost:4318.",
-        secret=True,
-        metavar="URL",
-    )
-    trace_sample: float | None = _setting(
-        None,
-        "Share of requests with spans. Default: the caller's choice, OTEL_* or 0.01.",
-        within=(0.0, 1.0),
-    )
     record: str = _setting(
         "",
         "Record the arrival of each request in this file, for carpool simulate --arrivals trace:FILE.",
@@ -287,8 +261,6 @@ class OwnSettings:
         choices=("debug", "info", "warning", "error"),
     )
     models: tuple[str, ...] = _setting((), secret=True)  # paths and addresses, where none are given by name
-    remote_gb: float = _setting(64.0, within=(0.001, 1e6))  # of one repository that lies elsewhere
-    remote_files: int = _setting(10_000, within=(1, 1e6))
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
     state_dir: Path | None = None  # what must survive a restart; None keeps nothing
 
@@ -350,8 +322,6 @@ class OwnSettings:
             yield "tls_client_ca", "tls_client_ca needs tls_cert and tls_key"
         if self.metrics_key and not (self.api_key_file or self.admin_key_file):
             yield "metrics_key", "metrics_key needs keys: give api_key_file or admin_key_file"
-        if self.rollout_state:
-            yield from self._rollout_state_mistakes()
         if self.shared_profiles:
             yield from self._shared_profiles_mistakes()
         yield from self._name_mistakes()
@@ -385,14 +355,6 @@ class OwnSettings:
                 "server_name",
                 f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
             )
-
-    def _rollout_state_mistakes(self) -> Iterator[tuple[str, str]]:
-        kind, _, folder = self.rollout_state.partition(":")
-        if kind != "file":
-            read_redis_url(self.rollout_state, "rollout_state")
-            yield from self.redis_mistakes("rollout_state")
-        elif not folder.startswith("/") or "\0" in folder:
-            yield "rollout_state", "rollout_state names a folder from the root, like file:/mnt/rollouts"
 
     def _shared_profiles_mistakes(self) -> Iterator[tuple[str, str]]:
         kind, _, folder = self.shared_profiles.partition(":")
@@ -444,13 +406,24 @@ class OwnSettings:
         return self.model_control_mode == "none"
 
 
+def _kind_of(option: ServerOption) -> Any:
+    return float | None if option.default is None else type(option.default)
+
+
+def _setting_of(option: ServerOption) -> Any:
+    written: dict[str, Any] = {"name": f"--{option.name.replace('_', '-')}"}
+    if option.metavar:
+        written["metavar"] = option.metavar
+    return _setting(option.default, option.words, within=option.within, secret=option.secret, **written)
+
+
 if TYPE_CHECKING:
     ServerSettings = OwnSettings
 else:
     ServerSettings = make_dataclass(
         "ServerSettings",
         [
-            (one.name, type(one.default), _setting(one.default, within=one.within, secret=one.secret))
+            (one.name, _kind_of(one), _setting_of(one))
             for extension in installed().values()
             for one in extension.options
         ],
@@ -459,6 +432,16 @@ else:
         frozen=True,
         slots=True,
     )
+
+
+def settings_in_order() -> list[Field[Any]]:
+    """Returns the fields of `ServerSettings` as the help lists them: an option of an extension is behind the
+    setting that it names."""
+    of_all = {setting.name: setting for setting in fields(ServerSettings)}
+    names = [setting.name for setting in fields(OwnSettings)]
+    for option in (option for one in installed().values() for option in one.options):
+        names.insert(names.index(option.after) + 1 if option.after in names else len(names), option.name)
+    return [of_all[name] for name in names]
 
 
 def apis() -> Mapping[str, str]:
@@ -494,7 +477,7 @@ def metrics_switches(given: Collection[str]) -> dict[str, bool]:
 
 
 def variables() -> dict[str, str]:
-    return {PREFIX + field.name.upper(): field.name for field in fields(ServerSettings)}
+    return {PREFIX + setting.name.upper(): setting.name for setting in settings_in_order()}
 
 
 _FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOME", ".local/state")}

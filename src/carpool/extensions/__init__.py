@@ -370,7 +370,25 @@ carpool_camera_state          gauge    source  state:cameras  1 for the state of
         beside="rollout.toml",
         settings="settings_reader:PART",
         routes=(_ROLLOUTS,),
+        options=(
+            ServerOption(
+                "allow_rollouts",
+                False,
+                words="Let clients that may control models start rollouts in any mode.",
+                after="strict_readiness",
+            ),
+            ServerOption(
+                "rollout_state",
+                "",
+                secret=True,
+                words="Where replicas share rollouts: file:/mnt/rollouts (a shared folder) or "
+                "redis://HOST:6379.",
+                metavar="WHERE",
+                after="allow_rollouts",
+            ),
+        ),
         starts=("allow_rollouts", "rollout_state"),
+        begin="shared_places:begin",
         kept="rollouts/*.json",
         engine="engine:engine",
         front="front:front",
@@ -502,6 +520,18 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     Extension(
         name="registry",
         needs=("rollout",),
+        options=(
+            ServerOption(
+                "registry",
+                "",
+                secret=True,
+                words="MLflow server for models:/NAME@ALIAS. Default: MLFLOW_TRACKING_URI.",
+                metavar="URL",
+                after="poll_s",
+            ),
+            ServerOption("remote_gb", 64.0, within=(0.001, 1e6), after="models"),  # of one repository
+            ServerOption("remote_files", 10_000, within=(1, 1e6), after="remote_gb"),
+        ),
         addresses=r"(?:models|s3|gs|gcs|hf|https|http|memory):/.+|hf:.+",
         fetch="fetching:fetched",
         engine="engine:engine",
@@ -540,6 +570,30 @@ carpool_registry_age_seconds  gauge    server  age:heard   Time since the last r
         name="tracing",
         begin="settings:begin",
         doctor="doctor:findings",
+        options=(
+            ServerOption(
+                "trace_file",
+                "",
+                words="File for traces of single requests. Default: no traces.",
+                after="metrics_config",
+            ),
+            ServerOption(
+                "otlp_endpoint",
+                "",
+                secret=True,
+                words="OpenTelemetry collector for spans of requests, OTLP over HTTP, like "
+                "http://localhost:4318.",
+                metavar="URL",
+                after="trace_file",
+            ),
+            ServerOption(
+                "trace_sample",
+                None,
+                within=(0.0, 1.0),
+                words="Share of requests with spans. Default: the caller's choice, OTEL_* or 0.01.",
+                after="otlp_endpoint",
+            ),
+        ),
         starts=("trace_file", "otlp_endpoint", f"{_OTLP}_ENDPOINT", f"{_OTLP}_TRACES_ENDPOINT"),
         routes=(_TRACING,),
         columns=(Columns("spans", words=("exported", "dropped", "failed")),),

@@ -18,6 +18,7 @@ from carpool.extensions.rollout.shared_places import (
     OutOfReach,
     SharedPlace,
     StoredState,
+    begin,
     place_of,
 )
 from engine.scripted import run
@@ -172,11 +173,13 @@ def test_redis(tmp_path: Path) -> None:
 )
 def test_settings_that_name_no_place(setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        ServerSettings(rollout_state=setting, cache_secret=SECRET)
+        begin(ServerSettings(rollout_state=setting, cache_secret=SECRET))
     assert caught.value.field == "rollout_state"
 
 
 def test_redis_needs_the_secret_and_nothing_shows_a_password() -> None:
     with pytest.raises(ConfigError, match="rollout_state needs a cache_secret of 16"):
-        ServerSettings(rollout_state="redis://:password@host")
-    assert "password" not in repr(ServerSettings(rollout_state="redis://:password@host", cache_secret=SECRET))
+        begin(ServerSettings(rollout_state="redis://:password@host"))
+    settings = ServerSettings(rollout_state="redis://:password@host", cache_secret=SECRET)
+    assert begin(settings) == (settings, "")
+    assert "password" not in repr(settings)

@@ -24,7 +24,9 @@ from carpool.extensions.tracing.front import Tracer
 from carpool.extensions.tracing.request_spans import RequestSpans, SpanMessages, _Context, _Ended
 from carpool.extensions.tracing.settings import OtelSettings, read_otel
 from carpool.extensions.tracing.span_export import SpanExporter
+from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.trace_context import Origin, Parent, read_parent, read_state
+from carpool.frontend.front_parts import ServerOfParts
 from carpool.link.door import PublishedModel
 from carpool.observe.columns import REQUEST_SECONDS, by_word
 from carpool.observe.counters import Table, table_bytes
@@ -45,7 +47,8 @@ def spans_for(table: Table, url: str, **more: Any) -> RequestSpans:
 
 
 def export(service: Any, spans: RequestSpans) -> None:
-    service.parts.add("tracing", Tracer(service.parts._server, spans).part)
+    server = ServerOfParts(service, service.server_row, StartedWith())
+    service.parts.add("tracing", Tracer(server, spans).part)
     service._follow(service.door.catalog)
 
 

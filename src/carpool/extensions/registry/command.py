@@ -56,7 +56,7 @@ class RegistryVerb:
         from carpool.extensions.registry.settings import is_address
 
         settings, _ = server_settings({"registry": self.registry})
-        registries = Registries(settings.registry, settings.cache_dir)
+        registries = Registries(settings.option("registry"), settings.cache_dir)
         if self.action is Action.resolve and is_address(self.address):
             return self._resolve(registries)
         path = registries.folder_of(self.address) if is_address(self.address) else Path(self.address)

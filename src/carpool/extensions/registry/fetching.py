@@ -22,7 +22,7 @@ def fetched(paths: Sequence[Path], settings: ServerSettings, tell: Callable[[str
     """
     if any(map(remote_address, paths)):
         paths = _of_repositories(paths, settings, tell)
-    found, followed, complaints = Registries(settings.registry, settings.cache_dir).folders(paths)
+    found, followed, complaints = Registries(settings.option("registry"), settings.cache_dir).folders(paths)
     for complaint in complaints:
         logger("registry").warning("registry", message=complaint)
     for model in followed:

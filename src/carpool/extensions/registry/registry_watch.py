@@ -79,7 +79,7 @@ class RegistryWatch:
 
     def __init__(self, engine: Engine, settings: ServerSettings, follower: MakeFollower) -> None:
         self._engine = engine
-        self._registries = Registries(settings.registry, settings.cache_dir)
+        self._registries = Registries(settings.option("registry"), settings.cache_dir)
         self._may_come = settings.model_control_mode != "none"
         self._watched: dict[Path, _FollowedState] = {}
         self._complaints: Sequence[str] = ()

@@ -341,7 +341,7 @@ class Remotes:
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Remotes:
-        budget = Budget(int(settings.remote_gb * 1e9), settings.remote_files)
+        budget = Budget(int(settings.option("remote_gb") * 1e9), settings.option("remote_files"))
         return cls(settings.models, settings.cache_dir, budget)
 
     def folders(self, paths: Sequence[Path]) -> list[Path]:

@@ -46,7 +46,7 @@ class RolloutDesk:
     def __init__(self, server: EngineServer) -> None:
         settings = server.settings
         self._engine = server.engine
-        self._open = settings.allow_rollouts or settings.model_control_mode == "explicit"
+        self._open = settings.option("allow_rollouts") or settings.model_control_mode == "explicit"
         self.rollouts = Rollouts(server)
         self._answered: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # by model and id
         self._keeping: deque[tuple[Future[None], int]] = deque()  # what is being written, and its bytes

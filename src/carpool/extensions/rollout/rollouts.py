@@ -84,8 +84,8 @@ class Rollouts(LoadListener):
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
         self._labelled = LabelledCheck(server, self.home, self.decide)
         self.shared: SharedRollouts | None = None
-        if settings.rollout_state:
-            self.shared = SharedRollouts(place_of(settings.rollout_state, settings.cache_secret), self)
+        if where := settings.option("rollout_state"):
+            self.shared = SharedRollouts(place_of(where, settings.cache_secret), self)
         self._said: Mapping[str, object] = {}  # of rollouts, to front ends
 
     def close(self) -> None:

@@ -21,7 +21,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from carpool.config.redis_url import read_redis_url
 from carpool.config.regular_file import read_regular
+from carpool.config.server import ServerSettings
+from carpool.errors import ConfigError
 from carpool.extensions.rollout.rollout_file import write_document
 
 if TYPE_CHECKING:
@@ -55,6 +58,21 @@ class SharedPlace(Protocol):
         """Put it there if `old` still lies there, and say whether it did."""
 
     def close(self) -> None: ...
+
+
+def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
+    """Checks where replicas share rollouts."""
+    where: str = settings.option("rollout_state")
+    kind, _, folder = where.partition(":")
+    if where and kind != "file":
+        read_redis_url(where, "rollout_state")
+        for field, sentence in settings.redis_mistakes("rollout_state"):
+            raise ConfigError(sentence, field=field)
+    elif where and (not folder.startswith("/") or "\0" in folder):
+        raise ConfigError(
+            "rollout_state names a folder from the root, like file:/mnt/rollouts", field="rollout_state"
+        )
+    return settings, ""
 
 
 def place_of(setting: str, secret: str) -> SharedPlace:

@@ -30,7 +30,7 @@ _log = logger("trace")
 
 def engine(server: EngineServer) -> EnginePart:
     """Returns what tracing does in the engine."""
-    return TraceSettings(server, server.settings.trace_file).part
+    return TraceSettings(server, server.settings.option("trace_file")).part
 
 
 class TraceSettings:

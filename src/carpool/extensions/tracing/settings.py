@@ -61,7 +61,7 @@ def read_otel(settings: ServerSettings, environ: Mapping[str, str] | None = None
     if not url or _value(environ, "OTEL_SDK_DISABLED", _switch, False):
         return None
     if package_is_missing():
-        if not settings.otlp_endpoint:
+        if not settings.option("otlp_endpoint"):
             return None  # whoever sets variables for all programs need not mean this one; see `otel_warning`
         raise ConfigError(
             "otlp_endpoint needs a package that is missing: pip install 'carpool[otel]'",
@@ -73,7 +73,7 @@ def read_otel(settings: ServerSettings, environ: Mapping[str, str] | None = None
     _exporter(environ, "PROTOCOL", _protocol, "")
     return OtelSettings(
         url,
-        sample if settings.trace_sample is None else settings.trace_sample,
+        sample if settings.option("trace_sample") is None else settings.option("trace_sample"),
         follows,
         service,
         resource,
@@ -98,18 +98,18 @@ def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
 def otel_warning(settings: ServerSettings, environ: Mapping[str, str] | None = None) -> str:
     """Returns what to tell whoever starts a server whose environment asks for spans that it cannot make."""
     environ = os.environ if environ is None else environ
-    if settings.otlp_endpoint or not _url(settings, environ) or not package_is_missing():
+    if settings.option("otlp_endpoint") or not _url(settings, environ) or not package_is_missing():
         return ""
     return f"{_EXPORTER}ENDPOINT is set, and no spans are made: pip install 'carpool[otel]'"
 
 
 def _url(settings: ServerSettings, environ: Mapping[str, str]) -> str:
     """Returns the URL of the collector, with the path for spans; empty: none is named."""
-    whole = "" if settings.otlp_endpoint else environ.get(f"{_EXPORTER}TRACES_ENDPOINT", "")
-    base = settings.otlp_endpoint or environ.get(f"{_EXPORTER}ENDPOINT", "")
-    if not settings.otlp_endpoint and environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+    whole = "" if settings.option("otlp_endpoint") else environ.get(f"{_EXPORTER}TRACES_ENDPOINT", "")
+    base = settings.option("otlp_endpoint") or environ.get(f"{_EXPORTER}ENDPOINT", "")
+    if not settings.option("otlp_endpoint") and environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return ""
-    at_fault = "otlp_endpoint" if settings.otlp_endpoint else f"{_EXPORTER}ENDPOINT"
+    at_fault = "otlp_endpoint" if settings.option("otlp_endpoint") else f"{_EXPORTER}ENDPOINT"
     url = whole or base
     if not url:
         return ""
