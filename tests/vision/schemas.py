@@ -17,7 +17,9 @@ def complaints(value: Any, described: dict[str, Any], path: str = "") -> list[st
     kind = described.get("type")
     if kind is None:
         return []
-    if not isinstance(value, _TYPES[kind]) or isinstance(value, bool):
+    if kind == "boolean" and isinstance(value, bool):
+        return []
+    if kind == "boolean" or not isinstance(value, _TYPES[kind]) or isinstance(value, bool):
         return [f"{path} is not a {kind}"]
     if kind == "array":
         return [

@@ -28,7 +28,7 @@ _MOST_SHOWN = 4
 _PATIENCE_S = 60.0  # for an image: the deadline of its request, and of the retries if it is rejected
 Task = StrEnum(
     "Task",
-    ["detect", "classify", "segment", "pose", "obb", "depth", "embed", "text_regions", "read", "caption"],
+    "detect classify segment pose obb depth embed text_regions read caption anomaly restore",
 )
 Format = StrEnum("Format", ["table", "jsonl", "csv", "coco"])
 
@@ -278,6 +278,12 @@ def in_words(answer: dict[str, Any]) -> str:
         return f"{len(answer['regions'])} regions of text"
     if "depth" in answer:
         return f"from {answer['depth']['low']:g} to {answer['depth']['high']:g}"
+    if "anomaly" in answer:
+        return (
+            f"{'anomalous' if answer['anomaly']['anomalous'] else 'normal'} {answer['anomaly']['score']:.2f}"
+        )
+    if "restored" in answer:
+        return f"an image of {answer['restored']['width']}×{answer['restored']['height']} pixels"
     if "embedding" in answer:
         return f"a vector of {len(answer['embedding'])} numbers"
     shapes = [f"{one['name']} {one['shape']}" for one in answer.get("outputs", ())]

@@ -49,6 +49,8 @@ class Task(enum.StrEnum):
     TEXT_REGIONS = "text_regions"
     READ = "read"
     CAPTION = "caption"
+    ANOMALY = "anomaly"
+    RESTORE = "restore"
     RAW = "raw"
 
 
@@ -244,6 +246,13 @@ class DepthSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AnomalySettings:
+    """From which score on an image is anomalous, of a model that answers no label."""
+
+    threshold: float = key(0.5, within=(0, INFINITY))
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedSettings:
     normalize: bool = True  # to length 1
 
@@ -380,6 +389,7 @@ class ModelConfig:
     pose: PoseSettings | None = None
     obb: ObbSettings | None = None
     depth: DepthSettings | None = None
+    anomaly: AnomalySettings | None = None
     embed: EmbedSettings | None = None
     text_regions: TextRegionsSettings | None = None
     read: ReadSettings | None = None

@@ -46,6 +46,7 @@ _VALUES_OF: Mapping[str, Mapping[str, Any]] = {
     "yolox": _MEGVII,
     "rtmpose": {"resize": "letterbox", "pad": 0, "kernel": "bilinear", "scale": 1.0, **_IMAGENET_255},
     "scrfd": {**_MEGVII, "pad": 0, "mean": (127.5,), "std": (128.0,)},
+    "anomalib": {"resize": "stretch", "kernel": "pil-bilinear", "scale": 1 / 255},
     "plain": {"resize": "letterbox", "scale": 1 / 255},
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {

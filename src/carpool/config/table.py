@@ -20,6 +20,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "pose": model.PoseSettings,
     "obb": model.ObbSettings,
     "depth": model.DepthSettings,
+    "anomaly": model.AnomalySettings,
     "embed": model.EmbedSettings,
     "text_regions": model.TextRegionsSettings,
     "read": model.ReadSettings,
@@ -36,7 +37,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task preset slo_ms slo_may_grow max_batch instances "
             "versions labels execution_timeout_ms decoupled max_open device_weight batching "
-            "image detect classify segment pose obb depth embed text_regions read "
+            "image detect classify segment pose obb depth anomaly embed text_regions read "
             "fake onnxruntime pytorch parameters input output"
         ),
         "instances": "count kind gpus",

@@ -33,6 +33,7 @@ _ARCHITECTURES = {  # what names of transformers' classes have in them
     "ForSemanticSegmentation": "segment",
     "ForDepthEstimation": "depth",
     "ForPoseEstimation": "pose",
+    "ForImageSuperResolution": "restore",
     "VisionModelWithProjection": "embed",
 }
 _FOR = re.compile(r"[a-z0-9]For[A-Z]")  # a network with a head, of a kind that no task reads

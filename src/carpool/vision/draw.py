@@ -207,6 +207,7 @@ _FORMATS = {  # file ending, setting, longest side that the format can hold
 }
 FORMATS = tuple(_FORMATS)
 _TINT, _LIGHT_TINT = 0.45, 0.15  # how much of a mask is colour; one alone needs less
+_HEAT = 0.7  # how much of a hot place is colour
 _SHADE = 0.45  # how bright the rest stays
 _FASTEST_PNG = 1
 _MOST_ROWS = 10
@@ -329,6 +330,16 @@ def distances(pixels: Array, near: Array) -> Array:
     height, width = pixels.shape[:2]
     steps = np.rint(255 * cv2.resize(near, (width, height), interpolation=cv2.INTER_LINEAR)).astype(np.uint8)
     return cv2.cvtColor(cv2.applyColorMap(steps, cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
+
+
+def heat(pixels: Array, share: Array) -> Array:
+    """Lays a map from 0 to 1 over the image: the more, the brighter and the less of the image shows."""
+    height, width = pixels.shape[:2]
+    colours = distances(pixels, share).astype(np.float32)
+    weight = cv2.resize(share.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
+    weight = np.clip(weight, 0, 1)[:, :, None] * _HEAT
+    laid: Array = np.rint(pixels * (1 - weight) + colours * weight).astype(np.uint8)
+    return laid
 
 
 def classes(pixels: Array, found: Sequence[Class]) -> Array:

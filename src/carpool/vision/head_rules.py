@@ -13,6 +13,7 @@ import numpy as np
 
 from carpool.config.model import (
     DYNAMIC,
+    AnomalySettings,
     ClassifySettings,
     DepthSettings,
     DetectSettings,
@@ -517,6 +518,31 @@ def _single_map(facts: Facts, first: OutputFact) -> Iterator[Reading]:
     yield Reading(Task.SEGMENT, settings, (first.spec,), why, 1, certain=masks)
 
 
+def _anomalies(facts: Facts) -> Iterator[Reading]:
+    """Reads anomalib: a score, a label, a map and a mask, by their names."""
+    named = {one.spec.name: one for one in facts.outputs}
+    if "pred_score" in named and "anomaly_map" in named:
+        wanted = ("pred_score", "anomaly_map", "pred_label", "pred_mask")
+        specs = tuple(named[name].spec for name in wanted if name in named)
+        why = f"{named['pred_score']} and {named['anomaly_map']} are called as anomalib's"
+        yield Reading(Task.ANOMALY, AnomalySettings(), specs, why, certain=True)
+
+
+def _images(facts: Facts) -> Iterator[Reading]:
+    """Reads an image for an image: nothing else has so many channels and is larger than the input."""
+    if DYNAMIC in (facts.height, facts.width) or len(facts.outputs) != 1:
+        return
+    for one in facts.floats(3):
+        *sides, channels = one.shape if not facts.planar else (*one.shape[1:], one.shape[0])
+        times, rest = divmod(sides[0], facts.height)
+        if rest or times < 1 or sides[1] != times * facts.width or channels not in (1, 3):
+            continue
+        if times > 1 or (channels == 3 and Task.RESTORE in (facts.task, facts.claims.task)):
+            why = f"{one} is an image, {times} times as large as the input"
+            sure = times > 1 or facts.claims.source == "transformers"
+            yield Reading(Task.RESTORE, None, (one.spec,), why, certain=sure, by_shape=not sure)
+
+
 def _class_maps(facts: Facts) -> Iterator[Reading]:
     """Reads one map whose values are the numbers of classes: whole ones, of any datatype where its metadata
     says that it is one."""
@@ -658,6 +684,8 @@ _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (
     _lines_of_points,
     _heatmaps,
     _maps,
+    _anomalies,
+    _images,
     _class_maps,
     _text_maps,
     _characters,

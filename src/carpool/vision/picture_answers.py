@@ -112,6 +112,28 @@ class Depths(Answer):
     depth: Annotated[Range, "distance of each pixel, in the model's own unit"]
 
 
+class Anomaly(TypedDict):
+    score: Annotated[float, "how unusual the image is, in the model's own unit: more is more"]
+    anomalous: Annotated[bool, "what the model says, or whether the score reaches the model's threshold"]
+    map: Annotated[Range, "how unusual each pixel is"]
+    mask: NotRequired[Annotated[str, "base64 of an 8-bit PNG of the image's size, 255 where it is anomalous"]]
+
+
+class Anomalies(Answer):
+    anomaly: Anomaly
+
+
+class RestoredPicture(TypedDict):
+    width: int
+    height: int
+    format: Annotated[str, "of the file: png, webp or jpeg"]
+    data: Annotated[str, "base64 of the file"]
+
+
+class Restored(Answer):
+    restored: Annotated[RestoredPicture, "the image that the model made"]
+
+
 class Masks(Answer):
     masks: Annotated[list[Mask], "the best first"]
 
@@ -190,6 +212,7 @@ def schema_of(form: Any) -> dict[str, Any]:
 
 MAX_TOP_K = 1000
 MASK_FORMATS = ("png", "rle")
+PICTURE_FORMATS = ("png", "webp", "jpeg")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -254,6 +277,12 @@ def _mask_format(name: str, text: str) -> str:
     return text
 
 
+def _picture_format(name: str, text: str) -> str:
+    if text not in PICTURE_FORMATS:
+        raise _wrong(name, " or ".join(PICTURE_FORMATS), text)
+    return text
+
+
 def _wrong(name: str, expected: str, given: str) -> InvalidInput:
     return InvalidInput(f"{name} must be {expected}, not {shown(given)}", field=name)
 
@@ -293,6 +322,11 @@ MASK_FORMAT = Option(
     _mask_format,
     {"type": "string", "enum": list(MASK_FORMATS), "default": DEFAULT.format},
     "Format of masks: a PNG in base64, or COCO's uncompressed run lengths.",
+)
+PICTURE_FORMAT = Option(
+    _picture_format,
+    {"type": "string", "enum": list(PICTURE_FORMATS), "default": DEFAULT.format},
+    "Format of the image in the response.",
 )
 OVERLAY = Option(
     flag,

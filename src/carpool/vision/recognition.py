@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from carpool.config.model import (
+    AnomalySettings,
     ClassifySettings,
     DepthSettings,
     DetectSettings,
@@ -39,6 +40,7 @@ TaskTable: TypeAlias = (
     | PoseSettings
     | ObbSettings
     | DepthSettings
+    | AnomalySettings
     | EmbedSettings
     | TextRegionsSettings
     | ReadSettings

@@ -40,7 +40,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         f"POST {_MODEL}/infer",
         *("POST /detect", "POST /classify", "POST /segment", "POST /pose", "POST /obb", "POST /depth"),
         *("POST /embed", "POST /text_regions", "POST /read", "POST /models/{model}/predict"),
-        "POST /caption",
+        *("POST /caption", "POST /anomaly", "POST /restore"),
         *("ModelInfer", "ModelStreamInfer"),
     ),
     Rule(Kind.INFERENCE, False, "metadata"): (

@@ -14,6 +14,7 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import ConfigError, InvalidInput
 from carpool.types import Datatype
 from carpool.vision.picture_answers import Option, Options
+from carpool.vision.tasks.anomaly import FindAnomaly
 from carpool.vision.tasks.classify import Classify
 from carpool.vision.tasks.depth import Depth
 from carpool.vision.tasks.detect import Detect
@@ -21,6 +22,7 @@ from carpool.vision.tasks.obb import ObbTask
 from carpool.vision.tasks.plain_numbers import Embed, Raw
 from carpool.vision.tasks.pose import PoseTask
 from carpool.vision.tasks.read import Read
+from carpool.vision.tasks.restore import Restore
 from carpool.vision.tasks.segment import Segment
 from carpool.vision.tasks.task import VisionSettings, VisionTask
 from carpool.vision.tasks.text_regions import FindText
@@ -29,6 +31,8 @@ from carpool.vision.tasks.written import Caption, WrittenLine
 _OWN: tuple[type[VisionTask], ...] = (
     Detect,
     Classify,
+    FindAnomaly,
+    Restore,
     Segment,
     PoseTask,
     ObbTask,

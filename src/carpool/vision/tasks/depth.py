@@ -10,7 +10,7 @@ import numpy as np
 
 from carpool.config.model import DepthSettings, Task
 from carpool.errors import ModelError
-from carpool.types import Array
+from carpool.types import Array, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, Depths, Option, Options, Range
 from carpool.vision.tasks.task import VisionSettings, VisionTask, read_floats, size
@@ -37,12 +37,7 @@ class Depth(VisionTask):
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         values, low, high = self._values(outputs, geometry)
-        import cv2  # which the engine never needs
-
-        steps = np.rint((values - low) * (_MOST / (high - low or 1.0))).astype(np.uint16)
-        _, file = cv2.imencode(".png", steps)
-        text = base64.b64encode(file.tobytes()).decode("ascii")
-        return dict(Depths(image=size(geometry), depth=Range(low=low, high=high, png=text)))
+        return dict(Depths(image=size(geometry), depth=written_range(values, low, high)))
 
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
@@ -54,16 +49,28 @@ class Depth(VisionTask):
         return draw.distances(pixels, near if self._inverse else 1.0 - near)
 
     def _values(self, outputs: Mapping[str, Array], geometry: Geometry) -> tuple[Array, float, float]:
-        """Over the whole picture, and their ends; what is no number counts as the lowest."""
-        from carpool.vision.mask_regions import whole_picture
+        return read_map(outputs, self._output, geometry, corners=self._aligned)
 
-        found = read_floats(outputs, self._output).astype(np.float32, copy=False)
-        found = found.reshape([side for side in found.shape if side != 1] or [1, 1])
-        good = np.isfinite(found)
-        if found.ndim != 2 or not good.any():
-            raise ModelError(
-                f'the output "{self._output.name}" has no distances in its shape {list(found.shape)}'
-            )
-        low, high = float(found[good].min()), float(found[good].max())
-        values = whole_picture(np.where(good, found, np.float32(low)), geometry, low, corners=self._aligned)
-        return values, low, high
+
+def read_map(
+    outputs: Mapping[str, Array], output: TensorSpec, geometry: Geometry, *, corners: bool = False
+) -> tuple[Array, float, float]:
+    """Returns a map laid over the whole picture, and its ends; what is no number counts as the lowest."""
+    from carpool.vision.mask_regions import whole_picture
+
+    found = read_floats(outputs, output).astype(np.float32, copy=False)
+    found = found.reshape([side for side in found.shape if side != 1] or [1, 1])
+    good = np.isfinite(found)
+    if found.ndim != 2 or not good.any():
+        raise ModelError(f'the output "{output.name}" has no distances in its shape {list(found.shape)}')
+    low, high = float(found[good].min()), float(found[good].max())
+    values = whole_picture(np.where(good, found, np.float32(low)), geometry, low, corners=corners)
+    return values, low, high
+
+
+def written_range(values: Array, low: float, high: float) -> Range:
+    import cv2  # which the engine never needs
+
+    steps = np.rint((values - low) * (_MOST / (high - low or 1.0))).astype(np.uint16)
+    _, file = cv2.imencode(".png", steps)
+    return Range(low=low, high=high, png=base64.b64encode(file.tobytes()).decode("ascii"))
