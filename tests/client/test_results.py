@@ -75,5 +75,5 @@ def test_supervisions_objects() -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "supervision", None)
-    with pytest.raises(ConfigError, match="pip install supervision"):
+    with pytest.raises(ConfigError, match="pip install 'supervision"):
         DETECTIONS.to_supervision()
