@@ -30,9 +30,7 @@ CIRCLES = 1
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {
-    "sequences": 11,
-    "streams": 2,
-    "text": 1,
+    "sequences": 2,
     "torch": 1,
 }
 
@@ -66,6 +64,8 @@ ALLOWED = {
     *("trace", "trace_context", "TraceContext"),  # of the W3C, and of Python's own tools
     *("span", "trace_id", "span_id"),  # of the W3C and of OpenMetrics; Python's matches have a `span`, too
     *("InferenceTrace", "_trace"),  # of Triton's Python models
+    *("TRITONSERVER_REQUEST_FLAG_SEQUENCE_START", "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END"),
+    "using_decoupled_model_transaction_policy",
     *("decoupled", "sequence_id", "sequence_start", "sequence_end", "sequence_batching"),  # Triton's
     *("ensemble_scheduling", "trace_setting", "TraceSetting", "response_cache"),
 }

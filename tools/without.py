@@ -4,12 +4,12 @@
     python tools/without.py --all    each by itself
     python tools/without.py --day    two that the date chooses
 
-In the copy, the extension's folder, its tests, its line in extensions/__init__.py and a module of its name,
-such as carpool.ray, are gone. Then no file of the package imports it, `carpool serve` answers a photo with
-the demo models, and those tests of the server pass that take little time (TESTS), with the tests of the
-extensions that are left. The table has a row for each extension, with what failed below it. The exit status
-is 1 if something failed that NOT_YET does not list, or if something passed that it lists. --tests PATH …
-runs other tests; the copies are removed.
+In the copy, the extension's folder, its tests, its line in extensions/__init__.py, a module of its name, such
+as carpool.ray, and the lines about its metrics in docs/metrics.md are gone. Then no file of the package
+imports it, `carpool serve` answers a photo with the demo models, and those tests of the server pass that take
+little time (TESTS), with the tests of the extensions that are left. The table has a row for each extension,
+with what failed below it. The exit status is 1 if something failed that NOT_YET does not list, or if
+something passed that it lists. --tests PATH … runs other tests; the copies are removed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIST = "src/carpool/extensions/__init__.py"
+LIST, METRICS = "src/carpool/extensions/__init__.py", "docs/metrics.md"
 TESTS = (
     *("tests/extensions", "tests/config", "tests/link", "tests/observe"),
     *(f"tests/engine/test_{name}.py" for name in ("engine", "driver", "loading", "control", "model_control")),
     *(f"tests/frontend/http/test_app_{name}.py" for name in ("routes", "infer", "images", "control")),
     *("tests/frontend/grpc/test_infer.py", "tests/test_shape.py"),
 )
-NOT_YET = frozenset(("cache", "pipelines", "text"))
+NOT_YET = frozenset(("cache", "text"))
 """Extensions on which the server still depends. Take out what can be removed."""
 
 _LINKED_BYTES = 1 << 16  # larger files are shared with the copy: nothing changes them in place
@@ -118,6 +118,11 @@ def copy_without(names: Sequence[str], folder: Path) -> None:
         call = extensions()[name]
         lines[call.lineno - 1 : call.end_lineno] = [""] * len(lines[call.lineno - 1 : call.end_lineno])
     (folder / LIST).write_text("".join(lines), "utf-8")
+    listed = "".join(str(_given(extensions()[name], "metrics") or "") for name in names)
+    metrics = [line.split()[0] for line in listed.splitlines() if line]
+    page = folder / METRICS
+    rows = page.read_text("utf-8").splitlines(keepends=True)
+    page.write_text("".join(row for row in rows if not any(metric in row for metric in metrics)), "utf-8")
 
 
 def _of_tests(names: Sequence[str]) -> re.Pattern[str]:

@@ -145,6 +145,7 @@ class BackendKind:
     suffixes: tuple[str, ...] = ()  # of the files that it can run
     at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
     inside: str = ""  # the file to open where a model is a folder; else it has the folder's own name
+    beside: str = ""  # beside this file, `model` with one of the suffixes is a whole model
     gives_way: bool = False  # not installed: files of other backends are taken, as if these were not there
     needs_file: bool = True
     platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first

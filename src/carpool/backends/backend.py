@@ -131,9 +131,9 @@ class AnswersEach(Protocol):
         `details` are what each says of itself, its id and parameters, as JSON or nothing."""
 
 
-class SequenceRow(Protocol):
-    """Describes what a request of a sequence says of itself, and which slot its sequence has in this
-    instance. Nothing of it changes while it runs."""
+class StatefulRow(Protocol):
+    """Describes a row for a model that keeps a state from one row to the next of the same name, and which
+    slot that state has in this instance. Nothing of it changes while it runs."""
 
     slot: int
     name: int | str
@@ -143,10 +143,10 @@ class SequenceRow(Protocol):
 
 @runtime_checkable
 class RunsRows(Protocol):
-    """Defines a backend that is told which sequence each row of a batch belongs to."""
+    """Defines a backend that gets with each row of a batch the state that it belongs to."""
 
     def run_rows(
-        self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
+        self, inputs: Mapping[str, Array], rows: Sequence[StatefulRow], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
         """Does the same as `run`, for one row of each."""
 
@@ -159,7 +159,7 @@ class AnswersRows(Protocol):
     def run_row_each(
         self,
         requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]],
-        rows: Sequence[SequenceRow],
+        rows: Sequence[StatefulRow],
         details: Sequence[bytes],
     ) -> list[Mapping[str, Array] | CarpoolError]:
         """Does the same as `AnswersEach.run_each`."""

@@ -89,6 +89,7 @@ _BUILT_IN = (
         name="transformers",
         home="carpool.backends.hosted",
         suffixes=(".safetensors",),
+        beside="config.json",
         package="transformers",
         imports="transformers",
         process="worker",

@@ -35,8 +35,7 @@ _FOREIGN = {
 
 PBTXT = "config.pbtxt"
 TOML = "model.toml"
-WEIGHTS, _ARCHITECTURE = "model.safetensors", "config.json"
-_TRANSFORMERS = "transformers"
+WEIGHTS = "model.safetensors"
 _NOT_BARE = (".py", ".xml")  # files of these kinds are many things beside models
 
 VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -193,9 +192,11 @@ def is_model_folder(path: Path) -> bool:
 def _as_a_whole(folder: Path) -> tuple[Path, str] | None:
     """Returns the file to open and the backend, where a folder is one model by the names of what lies in
     it."""
-    if (folder / WEIGHTS).is_file() and (folder / _ARCHITECTURE).is_file():
-        return folder / WEIGHTS, _TRANSFORMERS
     for kind in kinds().values():
+        beside = kind.suffixes if kind.beside and (folder / kind.beside).is_file() else ()
+        for file in (folder / f"model{suffix}" for suffix in beside):
+            if file.is_file():
+                return file, kind.name
         if kind.inside and (folder / kind.inside).is_file():
             return folder / kind.inside, kind.name
     return None

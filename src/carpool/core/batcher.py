@@ -235,7 +235,7 @@ class PromisePolicy:
         self.shares.cap(self._largest(core.curve))
         self.shares.refresh(core, now)
 
-    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+    def place(self, job: Job, number: int) -> tuple[int, str]:
         """Returns the job's lane, after giving it its place in that lane's order."""
         arrived, deadline = job.arrived, job.deadline
         slo = job.course.promise or self.settings.slo

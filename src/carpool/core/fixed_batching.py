@@ -82,8 +82,8 @@ class FixedBatchingPolicy:
     def adopt(self, core: SchedulerState, now: float) -> None:
         """Does nothing: fixed settings do not depend on how long batches take."""
 
-    def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        job.rank = float(sequence)
+    def place(self, job: Job, number: int) -> tuple[int, str]:
+        job.rank = float(number)
         return self._level(job), ""
 
     def _level(self, job: Job) -> int:

@@ -66,7 +66,7 @@ class Scheduler(SchedulerState):
         else:
             policy, slo = FixedBatchingPolicy(settings), INFINITY
         super().__init__(curve, policy, slo, instances, constants)
-        self._sequence = 0
+        self._number = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
         self._replaced: list[GivenUp] = []  # not told yet
@@ -79,10 +79,10 @@ class Scheduler(SchedulerState):
         """A request has arrived. Refused (the reason comes back), or counted in the queue from now on. With
         `ready=False` it waits for its picture: call `ready` when the tensor is there."""
         self.ledger.offered += 1
-        self._sequence += 1
+        self._number += 1
         self.entrance.takes(now)
         self.outside.seen(job.outside, now)
-        level, source = self.policy.place(job, self._sequence)
+        level, source = self.policy.place(job, self._number)
         job.lane = lane = self.lanes.lane(level, source, now)
         if not ready:
             if lane.coming is None:
@@ -108,7 +108,7 @@ class Scheduler(SchedulerState):
 
     def refuses(self, job: Job, now: float) -> Refusal | None:
         """Returns what the gate says to a request that is still on its way: nothing is counted yet."""
-        job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
+        job.lane = self.lanes.peek(*self.policy.place(job, self._number))
         return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
 
     def room(self, job: Job, now: float) -> tuple[int, Refusal | None]:
@@ -337,8 +337,8 @@ class Scheduler(SchedulerState):
             if len(self._expiries) > 1024 + 2 * self.lanes.requests:
                 self._expiries[:] = [e for e in self._expiries if e[2].state < RUNNING]
                 heapify(self._expiries)
-            self._sequence += 1
-            heappush(self._expiries, (expires, self._sequence, job))
+            self._number += 1
+            heappush(self._expiries, (expires, self._number, job))
 
     def _expire(self, now: float, given_up: list[GivenUp]) -> None:
         expiries = self._expiries

@@ -54,7 +54,7 @@ class Policy(Protocol):
     def adopt(self, core: SchedulerState, now: float) -> None:
         """What a batch takes is known better now, or it is another kind's turn."""
 
-    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+    def place(self, job: Job, number: int) -> tuple[int, str]:
         """Ranks the job and names its lane."""
 
     def succeed(self, old: Job, new: Job) -> None:

@@ -322,7 +322,7 @@ def read_uint(value: Any, field: str) -> int:
     return value
 
 
-def read_sequence_id(value: Any, field: str) -> int | str:
+def read_name(value: Any, field: str) -> int | str:
     if type(value) is str:
         return value
     if read_uint(value, field) >= 2**64:
@@ -363,7 +363,7 @@ _OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "timeout": lambda value, field: read_uint(value, field) / 1e6 or None,  # in microseconds; 0 means none
     "source": read_source,
     "latest": read_bool,
-    "sequence_id": read_sequence_id,
+    "sequence_id": read_name,
     "sequence_start": read_bool,
     "sequence_end": read_bool,
 }

@@ -86,7 +86,7 @@ class PythonBackend:
         """`code` is a module with the class Model that runs the file, which is then no Python file; what
         that says about its tensors is in `told`."""
         self._model = config.name
-        self._decoupled = config.decoupled
+        self._answers_many = config.decoupled
         self._max_open = config.max_open
         self._max_batch = config.max_batch or 0
         self._timeout = config.execution_timeout if config.decoupled else None  # from answer to answer
@@ -127,7 +127,7 @@ class PythonBackend:
         return not self._aborted and self._process.alive
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        if self._decoupled:
+        if self._answers_many:
             return self._first_of_many(inputs, wanted)
         return self._run(inputs, list(wanted))[0]
 
@@ -333,7 +333,7 @@ class TritonBackend(PythonBackend):
         return self._max_open or MOST_OPEN
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        if self._decoupled:
+        if self._answers_many:
             return self._first_of_many(inputs, wanted)
         (answer,) = self.run_each([(inputs, check_wanted(self._model, wanted, self._outputs))])
         if isinstance(answer, CarpoolError):

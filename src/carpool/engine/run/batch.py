@@ -20,7 +20,7 @@ from carpool.backends.backend import (
     RunsEncoded,
     RunsRows,
     RunsSingly,
-    SequenceRow,
+    StatefulRow,
 )
 from carpool.compiling import mypyc_attr
 from carpool.core.job import INFINITY, Job
@@ -188,7 +188,7 @@ def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
     return {name: outputs[name] for name in wanted if name in outputs} if wanted else outputs
 
 
-def _rows(works: Sequence[InBatch]) -> list[SequenceRow]:
+def _rows(works: Sequence[InBatch]) -> list[StatefulRow]:
     """Returns those of works, whose route has left them there."""
     return [cast(Work, work).payload for work in works]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from carpool.backends.backend import AnswersEach, Around, Backend, RunsAnywhere, SequenceRow
+from carpool.backends.backend import AnswersEach, Around, Backend, RunsAnywhere, StatefulRow
 from carpool.config.model import ModelConfig
 from carpool.config.rules import read_bytes
 from carpool.errors import CarpoolError, ConfigError, ModelError, without_stack
@@ -39,7 +39,7 @@ class _Alone:
     start = end = True
 
 
-_ALONE: SequenceRow = _Alone()
+_ALONE: StatefulRow = _Alone()
 
 
 def wrap(backend: Backend, config: ModelConfig) -> Backend:
@@ -80,7 +80,7 @@ class _SequencedInstance(Around):
         outputs = self._backend.run(given, wanted)
         return {name: array for name, array in outputs.items() if name in (wanted or self._outputs)}
 
-    def _said(self, rows: Sequence[SequenceRow | None]) -> dict[str, Array]:
+    def _said(self, rows: Sequence[StatefulRow | None]) -> dict[str, Array]:
         return {control.name: control.of(rows) for control in self._controls}
 
     def _stacked(self, states: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
@@ -113,7 +113,7 @@ class SequencedRows(_SequencedInstance):
         self._states = {name: array[None][:0] for name, array in self._initial.items()}
 
     def run_rows(
-        self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
+        self, inputs: Mapping[str, Array], rows: Sequence[StatefulRow], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
         """With the direct strategy each has the row of its slot, and the rows between them are not ready."""
         slots = [row.slot for row in rows] if self._kept or self._direct else []
@@ -137,10 +137,10 @@ class SequencedRows(_SequencedInstance):
         return {name: outputs[name] for name in wanted if name in outputs}
 
     def _spread(
-        self, given: Mapping[str, Array], rows: Sequence[SequenceRow], slots: Sequence[int]
+        self, given: Mapping[str, Array], rows: Sequence[StatefulRow], slots: Sequence[int]
     ) -> dict[str, Array]:
         count = max(slots) + 1
-        by_slot: list[SequenceRow | None] = [None] * count
+        by_slot: list[StatefulRow | None] = [None] * count
         for row in rows:
             by_slot[row.slot] = row
         spread = self._said(by_slot)
@@ -150,7 +150,7 @@ class SequencedRows(_SequencedInstance):
                 wide[slots] = array
         return spread
 
-    def _gathered(self, slots: Sequence[int], rows: Sequence[SequenceRow]) -> dict[str, Array]:
+    def _gathered(self, slots: Sequence[int], rows: Sequence[StatefulRow]) -> dict[str, Array]:
         """Returns what is kept for these; what a slot has of another sequence ends where one starts."""
         if not self._kept:
             return {}
@@ -188,7 +188,7 @@ class Sequenced(_SequencedInstance):
         self._states: dict[int, Mapping[str, Array]] = {}  # by slot: there are only so many
 
     def run_row_each(
-        self, requests: Sequence[Request], rows: Sequence[SequenceRow], details: Sequence[bytes]
+        self, requests: Sequence[Request], rows: Sequence[StatefulRow], details: Sequence[bytes]
     ) -> list[Answered]:
         if self._each is not None:
             return self._run_requests(self._each, requests, rows, details)
@@ -208,7 +208,7 @@ class Sequenced(_SequencedInstance):
             answers |= dict(zip(numbers, found, strict=True))
         return [answers[number] for number in range(len(rows))]
 
-    def _run_rows(self, requests: Sequence[Request], rows: Sequence[SequenceRow]) -> list[Answered]:
+    def _run_rows(self, requests: Sequence[Request], rows: Sequence[StatefulRow]) -> list[Answered]:
         """Returns all in one batch. With the direct strategy each has the row of its slot, and the rows
         between them are not ready."""
         places = [row.slot for row in rows] if self._direct else list(range(len(rows)))
@@ -224,7 +224,7 @@ class Sequenced(_SequencedInstance):
             for place, (given, _) in zip(places, requests, strict=True):
                 stacked[place] = given[name][0]
             inputs[name] = stacked
-        spread: list[SequenceRow | None] = [None] * count
+        spread: list[StatefulRow | None] = [None] * count
         kept: list[Mapping[str, Array]] = [{name: np.zeros_like(a) for name, a in states[0].items()}] * count
         for place, row, state in zip(places, rows, states, strict=True):
             spread[place], kept[place] = row, state
@@ -243,7 +243,7 @@ class Sequenced(_SequencedInstance):
         self,
         backend: AnswersEach,
         requests: Sequence[Request],
-        rows: Sequence[SequenceRow],
+        rows: Sequence[StatefulRow],
         details: Sequence[bytes],
     ) -> list[Answered]:
         """Runs requests for a model that sees requests: each with its own controls and states."""
@@ -262,13 +262,13 @@ class Sequenced(_SequencedInstance):
 
     # ---- states ---------------------------------------------------------------------------------------
 
-    def _state(self, row: SequenceRow) -> Mapping[str, Array]:
+    def _state(self, row: StatefulRow) -> Mapping[str, Array]:
         """Returns the state by input. What a slot kept of another sequence ends here."""
         if row.start or row.slot not in self._states:
             self._states[row.slot] = self._initial
         return self._states[row.slot]
 
-    def _keep(self, row: SequenceRow, outputs: Mapping[str, Array], wanted: Sequence[str]) -> Answered:
+    def _keep(self, row: StatefulRow, outputs: Mapping[str, Array], wanted: Sequence[str]) -> Answered:
         """Returns the outputs for the client. The state is the next one's, if all of it is as it should
         be."""
         kept: dict[str, Array] = {}
@@ -285,7 +285,7 @@ class Sequenced(_SequencedInstance):
         return {name: array for name, array in outputs.items() if name in (wanted or self._outputs)}
 
 
-_SAYS: Mapping[str, Callable[[SequenceRow], bool]] = {
+_SAYS: Mapping[str, Callable[[StatefulRow], bool]] = {
     START: lambda row: row.start,
     END: lambda row: row.end,
     READY: lambda _row: True,
@@ -303,7 +303,7 @@ class _Control:
         self._dtype = DATATYPES[control.datatype].dtype
         self._values = np.array(control.values, self._dtype) if control.kind != CORRID else None
 
-    def of(self, rows: Sequence[SequenceRow | None]) -> Array:
+    def of(self, rows: Sequence[StatefulRow | None]) -> Array:
         shape = (len(rows), 1) if self._batched else (1,)
         if self._values is not None:
             says = self._says

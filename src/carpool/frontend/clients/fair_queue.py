@@ -36,16 +36,16 @@ class FairQueue(Generic[T]):
     def __init__(self, alive: Callable[[T], object]) -> None:
         self._alive = alive
         self._lines: dict[str, _Line[T]] = {}
-        self._sequence = 0
+        self._number = 0
         self._floor = 0.0  # where a client begins that comes anew
 
     def push(self, client: str, urgency: float, item: T, weight: float = 0.0) -> None:
         line = self._lines.get(client)
         if line is None:
             line = self._lines[client] = _Line(self._floor)
-        self._sequence += 1
+        self._number += 1
         line.weight += weight
-        heappush(line.heap, (urgency, self._sequence, item, weight))
+        heappush(line.heap, (urgency, self._number, item, weight))
 
     def pop(self, may: Callable[[T], bool] | None = None) -> tuple[str, T] | None:
         """Returns the next item that is wanted and `may` begin now, and whose it is. Call `ended` for it
