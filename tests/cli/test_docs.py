@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import carpool
 from carpool.cli.verbs import listed
 from cli_run import params
 
@@ -92,14 +94,34 @@ def test_every_picture_is_there_and_small(page: str) -> None:
         assert (DOCS / name).stat().st_size < 150_000
 
 
+def explained_in(tree: ast.Module) -> dict[str, float]:
+    """Returns public numbers of a module, each with a sentence below it or below those that follow it."""
+    found: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    for node in tree.body:
+        match node:
+            case ast.AnnAssign(ast.Name(name), ast.Name("Final"), ast.Constant(int() | float() as value)):
+                waiting |= {} if name.startswith("_") else {name.lower(): float(value)}
+            case ast.Expr(ast.Constant(str())):
+                found, waiting = found | waiting, {}
+            case _:
+                waiting = {}
+    return found
+
+
 def test_every_constant_is_explained_with_its_value() -> None:
+    """Those of several modules stand in one class, those of one beside what uses them, in capitals."""
     from dataclasses import asdict
 
     from carpool.core.constants import CONSTANTS
 
+    numbers = dict(asdict(CONSTANTS))
+    package = Path(carpool.__file__).parent
+    for path in (*(package / "core").glob("*.py"), *(package / "extensions" / "text").glob("*.py")):
+        numbers |= explained_in(ast.parse(path.read_text("utf-8")))
     text = (DOCS / "scheduling.md").read_text("utf-8")
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([\d., ]+) \|", text, re.MULTILINE)
     told: dict[str, float] = {}
     for names, values in rows:
         told |= dict(zip(re.findall(r"`(\w+)`", names), map(float, values.split(", ")), strict=True))
-    assert told == pytest.approx(asdict(CONSTANTS))
+    assert told == pytest.approx(numbers)

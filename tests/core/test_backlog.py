@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.constants import CONSTANTS, Constants
-from carpool.core.front_load import Backlog
+from carpool.core.front_load import BACKLOG_MEMORY_S, BACKLOG_PROMISES, Backlog
 
 SLO = 0.05
 SERVE, REFUSE = 270e-6, 70e-6
@@ -74,14 +74,14 @@ def test_a_stall_that_is_worked_off_costs_few() -> None:
 
 def test_a_wait_must_stand_before_anybody_is_turned_away() -> None:
     backlog, limit = Backlog(), CONSTANTS.most_unread * SLO
-    long = CONSTANTS.backlog_promises * SLO
+    long = BACKLOG_PROMISES * SLO
     assert not backlog.is_too_long(2 * limit, SLO, 1.0)
     assert not backlog.is_too_long(limit, SLO, 1.0 + long / 2)  # it was over once
     assert not backlog.is_too_long(2 * limit, SLO, 1.0 + long)
     assert backlog.is_too_long(2 * limit, SLO, 1.01 + 2 * long)
     assert not backlog.is_too_long(limit, SLO, 1.1 + 2 * long)
     assert backlog.is_too_long(2 * limit, SLO, 1.2 + 2 * long)  # not long ago
-    quiet = 1.3 + 2 * long + CONSTANTS.backlog_memory_s
+    quiet = 1.3 + 2 * long + BACKLOG_MEMORY_S
     assert not backlog.is_too_long(2 * limit, SLO, quiet)
 
 

@@ -14,7 +14,7 @@ from carpool.core.constants import CONSTANTS
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
-from carpool.core.learning import Beliefs
+from carpool.core.learning import KIND_MEMORY_S, MAX_KINDS, Beliefs
 from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
 from later import later
@@ -216,19 +216,19 @@ def test_a_kind_that_was_slow_for_a_while_gets_tries_beside_another_that_is_busy
 
 def test_kinds_are_bounded_and_the_rest_share_one_belief() -> None:
     beliefs = Beliefs(PROFILE, 2, CONSTANTS)
-    first = [beliefs.of(kind, 0.0) for kind in range(CONSTANTS.max_kinds)]
+    first = [beliefs.of(kind, 0.0) for kind in range(MAX_KINDS)]
     for belief in first:
         belief.ran = 1.0
-    assert len({id(belief) for belief in first}) == CONSTANTS.max_kinds
+    assert len({id(belief) for belief in first}) == MAX_KINDS
     shared = {id(beliefs.of(f"kind {number}", 2.0)) for number in range(1000)}
     assert len(shared) == 1
-    assert len(beliefs) == CONSTANTS.max_kinds + 1
-    assert [beliefs.of(kind, 2.0) for kind in range(CONSTANTS.max_kinds)] == first
+    assert len(beliefs) == MAX_KINDS + 1
+    assert [beliefs.of(kind, 2.0) for kind in range(MAX_KINDS)] == first
     first[3].ran = 50.0
-    later = 2.0 + CONSTANTS.kind_memory_s
+    later = 2.0 + KIND_MEMORY_S
     assert id(beliefs.of("late", later)) not in shared  # the others were not run for a minute
     assert beliefs.of(3, later) is first[3]
-    assert len(beliefs) <= CONSTANTS.max_kinds + 1
+    assert len(beliefs) <= MAX_KINDS + 1
 
 
 @pytest.mark.parametrize("policy", [Promise(SLO, 128), FixedBatching(128)])
@@ -237,4 +237,4 @@ def test_any_number_of_shapes_costs_no_memory(policy: Promise | FixedBatching) -
     arrivals = [(at, number) for number, (at, _) in enumerate(steady(30, 0, 20, None))]
     batches = play(core, arrivals, lambda batch, _: PROFILE.times[batch.images])
     assert len({job.shape for batch in batches for job in batch.jobs}) == len(arrivals)
-    assert len({id(batch.belief) for batch in batches}) <= CONSTANTS.max_kinds + 1
+    assert len({id(batch.belief) for batch in batches}) <= MAX_KINDS + 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_load import REST, FairBacklog, FrontShares
+from carpool.core.front_load import BACKLOG_PROMISES, REST, FairBacklog, FrontShares
 from carpool.core.learning import Rate
 
 SLO = 0.05
@@ -109,7 +109,7 @@ def test_many_small_ones_that_are_too_much_together_are_all_served_in_part() -> 
 
 def test_the_others_give_way_only_if_the_flood_alone_does_not_suffice() -> None:
     backlog, now = FairBacklog(), 1.0
-    long = CONSTANTS.backlog_promises * SLO
+    long = BACKLOG_PROMISES * SLO
     small, flood = (backlog.shares.lane(("m", name), now) for name in ("small", "flood"))
     refused = {small: 0, flood: 0}
     first: dict[object, float] = {}

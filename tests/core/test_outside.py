@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve, slo_capacity
-from carpool.core.front_load import Outside
+from carpool.core.front_load import OUTSIDE_FALL, Outside
 from carpool.core.job import Job, Reason, planned
 from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
@@ -71,7 +71,7 @@ def test_after_a_silence_the_first_answer_decides() -> None:
     outside = Outside()
     for _ in range(50):
         outside.seen(0.5, 10.0)
-    outside.seen(0.002, 10.0 + 1 / CONSTANTS.outside_fall)
+    outside.seen(0.002, 10.0 + 1 / OUTSIDE_FALL)
     assert outside.seconds == pytest.approx(0.002)
 
 

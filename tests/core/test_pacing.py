@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.constants import CONSTANTS
-from carpool.core.pacing import Pacer
+from carpool.core.pacing import PACED_BURST_S, PACED_SHARE, PACED_TOGETHER, Pacer
 
 ONE, OTHER = ("m", "one"), ("m", "other")
 COST = 1e-4
@@ -49,7 +49,7 @@ def test_forty_clients_that_ask_again_at_once_take_no_more_than_their_part() -> 
     clients = Clients({ONE: 40}, wait=10.0, strict=False)
     clients.play(10.0)
     spent = clients.told[ONE] * COST / 10.0
-    assert 0.9 * CONSTANTS.paced_share <= spent <= 1.1 * CONSTANTS.paced_share
+    assert 0.9 * PACED_SHARE <= spent <= 1.1 * PACED_SHARE
 
 
 def test_nobody_is_told_later_than_said_unless_it_makes_others_late() -> None:
@@ -59,15 +59,15 @@ def test_nobody_is_told_later_than_said_unless_it_makes_others_late() -> None:
     assert clients.told[ONE] >= 4.0 / (WAIT + 2 * LOOK) * 400
     clients = Clients(crowd, wait=WAIT, strict=True)
     clients.play(4.0)
-    at_once = CONSTANTS.paced_burst_s + 400 * COST  # what was saved up, and who asked first
-    assert clients.told[ONE] * COST <= 1.1 * CONSTANTS.paced_share * 4.0 + at_once
+    at_once = PACED_BURST_S + 400 * COST  # what was saved up, and who asked first
+    assert clients.told[ONE] * COST <= 1.1 * PACED_SHARE * 4.0 + at_once
 
 
 def test_many_who_flood_share_a_fifth_and_one_who_does_not_is_told_soon() -> None:
     flood = {("m", f"flood-{number}"): 50 for number in range(10)}
     clients = Clients({**flood, OTHER: 1}, wait=10.0, strict=True)
     clients.play(10.0)
-    assert sum(clients.told.values()) * COST <= 1.1 * CONSTANTS.paced_together * 10.0
+    assert sum(clients.told.values()) * COST <= 1.1 * PACED_TOGETHER * 10.0
     told = [clients.told[key] for key in flood]
     assert max(told) <= 1.1 * min(told)
     assert clients.told[OTHER] >= 0.9 * min(told)

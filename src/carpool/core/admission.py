@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from math import ceil, floor
+from typing import Final
 
 from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, READY, SOON, Job, Lane, Reason, Refusal, Terms
 from carpool.core.scheduler_state import SchedulerState
 from carpool.core.shares import DeviceShares
+
+MOST_LAG: Final = 0.2
+"""Requests may spend a fifth of a promise on their way to the scheduler. What is more says that it cannot
+take them as fast as they come, whatever the device could do: the front ends must say no instead."""
+
+SPARED_LAG: Final = 0.05
+"""Beside other models, which wait in the same line, a flooded one is held to a twentieth: it has more to
+refuse than its device could answer, and loses nothing if that is done before."""
 
 
 def gate(
@@ -102,13 +111,13 @@ def backed_up(core: SchedulerState, job: Job, now: float) -> Refusal | None:
     Those of another model, maybe: then it is for that model to refuse, and this one's wait ends with it.
     """
     lag = core.lag.at(now)
-    if lag <= core.constants.spared_lag * core.slo or not core.entrance.is_too_much(now):
+    if lag <= SPARED_LAG * core.slo or not core.entrance.is_too_much(now):
         return None
-    short = lag <= core.constants.most_lag * core.slo
+    short = lag <= MOST_LAG * core.slo
     if short and not (_is_flooded(core, now) and core.entrance.has_company(now)):
         return None
     terms = _terms(core, core.instances.next_free, job, lag, lag, lag, 0.0, now)
-    most = core.constants.spared_lag if short else core.constants.most_lag
+    most = SPARED_LAG if short else MOST_LAG
     refusal = _refusal(core, Reason.OVERLOAD, terms)
     return refusal._replace(asked=core.rate(now), lag=lag, most_lag=most * core.slo)
 

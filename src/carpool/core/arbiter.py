@@ -17,6 +17,7 @@ Work that nobody waits for takes turns as well, which count for nothing here: se
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from carpool.core.background import NO_ROOM, BackgroundRoom, BackgroundTurn, Slack
 from carpool.core.constants import CONSTANTS
@@ -24,6 +25,11 @@ from carpool.core.instance import Batch, DeviceTurn, Instance
 from carpool.core.job import planned
 from carpool.core.learning import Rate
 from carpool.core.scheduler_state import SchedulerState
+
+CHEAP_FIRST: Final = 0.25
+"""Where the cheap model of a cascade answers for the big one under load, it goes first on their device
+when what waits for it would take this part of its promise. Until then the big one does: with equal turns
+it would get 0.58 of the hard requests at 1.3 times the load, and not 0.68."""
 
 _INFINITY = float("inf")
 _LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
@@ -70,7 +76,7 @@ class ModelTurn(DeviceTurn):
         return self.goes_before(other)
 
     def _pressed(self, now: float) -> bool:
-        return self.scheduler.saturation(now) > self.scheduler.constants.cheap_first
+        return self.scheduler.saturation(now) > CHEAP_FIRST
 
     def granted(self, now: float) -> bool:
         self._declined = False

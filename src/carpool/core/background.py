@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from carpool.core.constants import Constants
 from carpool.core.curve import BatchCurve, slo_capacity
@@ -19,6 +19,25 @@ from carpool.core.instance import Batch, BatchTurn, Instance
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, Job, Reason, planned
 from carpool.core.learning import Rate, Speed
 from carpool.core.scheduler_state import SchedulerState
+
+BACKGROUND_LOAD: Final = 0.7
+BACKGROUND_DELAY: Final = 0.1
+BACKGROUND_QUIET_S: Final = 1.0
+"""Work that nobody waits for runs while less than this share is asked of what the models on its device
+can answer in time, and for a second nobody was told no; it takes what is left of the share, and no batch
+of it takes more than a tenth of a promise. 0.9 would gain next to nothing."""
+
+BACKGROUND_RARE: Final = 0.005
+BACKGROUND_LONG_S: Final = 20.0
+BACKGROUND_UNSEEN: Final = 0.01
+"""Longer batches of it may run, within half of what the most urgent has to spare, as long as all such
+work takes this share of twenty seconds: fewer requests meet one than the slowest hundredth. Where less
+than a hundredth of a request comes within a promise, it is all of what one has to spare."""
+
+BACKGROUND_PROMISES: Final = 10.0
+BACKGROUND_PROMISE_S: Final = 0.5
+"""It is skipped when it has waited for ten promises. A model without one is treated as if it promised
+half a second, and is left alone while anybody waits for it."""
 
 _MOST_WAITING = 32  # requests of one model: they hold memory, and more than a few batches would only get old
 _LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever ends has it looked for, too
@@ -78,9 +97,9 @@ class BackgroundTurn(BatchTurn):
         self.wake = wake  # has the model decide again
         self._jobs: deque[Job] = deque()  # those that have left are passed over
         self._gone: list[Job] = []  # skipped, and not told yet
-        promise = core.slo if core.slo < INFINITY else core.constants.background_promise_s
-        self._patience = core.constants.background_promises * promise
-        self._speed = Speed(core.constants)  # what it learns is its own: production believes nothing of it
+        promise = core.slo if core.slo < INFINITY else BACKGROUND_PROMISE_S
+        self._patience = BACKGROUND_PROMISES * promise
+        self._speed = Speed()  # what it learns is its own: production believes nothing of it
         self.look_again: float | None = None
         self.ran = 0
         self.skipped = 0
@@ -192,7 +211,7 @@ class Slack:
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
         self._lately = Rate(constants.lane_memory_s)  # seconds of background work per second
-        self._long = Rate(constants.background_long_s)
+        self._long = Rate(BACKGROUND_LONG_S)
         self._watched: dict[SchedulerState, _WatchedModel] = {}
 
     def used(self, seconds: float, now: float) -> None:
@@ -204,26 +223,25 @@ class Slack:
 
     def room(self, turns: Sequence[Beside], width: int, now: float) -> BackgroundRoom:
         """Returns the room that there is for the sake of each model there, and of all of them together."""
-        c = self._constants
-        free = c.background_load - sum(self._share(turn, now) for turn in turns)
+        free = BACKGROUND_LOAD - sum(self._share(turn, now) for turn in turns)
         if self._lately.at(now) / width >= free:
             return NO_ROOM
         rooms = [self._beside(turn.scheduler, now) for turn in turns]
         usual = min((room.usual for room in rooms), default=INFINITY)
-        if self._long.at(now) / width >= c.background_rare:
+        if self._long.at(now) / width >= BACKGROUND_RARE:
             return BackgroundRoom(usual, 0.0)
         return BackgroundRoom(usual, min((room.rare for room in rooms), default=INFINITY))
 
     def _share(self, turn: Beside, now: float) -> float:
         """Returns the part of what a model could answer in time that is asked of it: infinite while it says
         no to anybody, and in the first second that it is looked at."""
-        core, c = turn.scheduler, self._constants
+        core = turn.scheduler
         if not core.ledger.offered:
             return 0.0
         watched = self._watched.get(core)
         if watched is None:
             watched = self._watched[core] = _WatchedModel(now)
-        if core.instances.gone or now - watched.troubled(core, now) < c.background_quiet_s:
+        if core.instances.gone or now - watched.troubled(core, now) < BACKGROUND_QUIET_S:
             return INFINITY
         if core.slo == INFINITY:  # nobody knows what it can do: how busy it is must do
             return turn.use(now) / len(turn.instances)
@@ -237,9 +255,9 @@ class Slack:
         any."""
         c = self._constants
         if core.slo == INFINITY:
-            promise = c.background_promise_s
-            return NO_ROOM if core.lanes.waiting else BackgroundRoom(c.background_delay * promise, promise)
-        tenth = c.background_delay * c.guard_margin * core.slo  # with room for noise
+            promise = BACKGROUND_PROMISE_S
+            return NO_ROOM if core.lanes.waiting else BackgroundRoom(BACKGROUND_DELAY * promise, promise)
+        tenth = BACKGROUND_DELAY * c.guard_margin * core.slo  # with room for noise
         gathered = ceil(core.lanes.waiting + core.rate(now) * tenth)
         size = max(1, min(gathered, core.curve.max_batch))
         takes = c.guard_margin * core.instances.next_free.speed.cautious * core.curve.times[size]
@@ -247,7 +265,7 @@ class Slack:
         due = min((job.due for job in core.lanes.coming), default=newcomer)
         half = (min(due, newcomer) - now - takes) / 2
         rare = half
-        if core.rate(now) * core.slo < c.background_unseen and not (core.lanes.waiting or core.lanes.coming):
+        if core.rate(now) * core.slo < BACKGROUND_UNSEEN and not (core.lanes.waiting or core.lanes.coming):
             rare = max(half, newcomer - now - core.instances.next_free.speed.mean * core.curve.times[1])
         return BackgroundRoom(min(tenth, half), rare)
 

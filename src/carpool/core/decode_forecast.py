@@ -7,8 +7,17 @@ the wall time that decoding takes now, with whatever neighbours there are, not w
 from __future__ import annotations
 
 from math import exp
+from typing import Final
 
-from carpool.core.constants import CONSTANTS, Constants
+DECODE_WEIGHT: Final = 0.15
+DECODE_MOST: Final = 4.0
+DECODE_SURPRISE: Final = 0.2
+DECODE_MEMORY_S: Final = 0.5
+"""One picture moves what decoding is thought to take by so much of the difference, and counts at most as
+four times what was thought: a neighbour who comes or goes is reckoned with after some ten pictures, and
+one picture that takes a hundred times as long as the others shuts the gate on nobody. One that came later
+than foreseen moves the next forecast by a fifth of that, and half a second later most of it is forgotten:
+a gate that was shut for it would never learn that it is over."""
 
 
 class _DecodeKind:
@@ -32,12 +41,11 @@ class DecodeForecast:
     beside them nor is surprised when those take longer.
     """
 
-    __slots__ = ("_constants", "_kinds", "_long", "_threads")
+    __slots__ = ("_kinds", "_long", "_threads")
 
-    def __init__(self, threads: int, long: float = float("inf"), constants: Constants = CONSTANTS) -> None:
+    def __init__(self, threads: int, long: float = float("inf")) -> None:
         self._threads = threads
         self._long = long
-        self._constants = constants
         self._kinds = (_DecodeKind(), _DecodeKind())
 
     def began(self, weight: float) -> None:
@@ -49,10 +57,10 @@ class DecodeForecast:
         kind = self._kinds[weight > self._long]
         kind.running -= weight
         kind.busy -= 1
-        c, pace = self._constants, seconds / weight
+        pace = seconds / weight
         if kind.pace:
             # One that takes for ever says little of the next; if they all do, so will the forecast.
-            pace = kind.pace + c.decode_weight * (min(pace, c.decode_most * kind.pace) - kind.pace)
+            pace = kind.pace + DECODE_WEIGHT * (min(pace, DECODE_MOST * kind.pace) - kind.pace)
         kind.pace = pace
 
     def came_true(self, weight: float, foreseen: float, taken: float, now: float) -> None:
@@ -61,12 +69,12 @@ class DecodeForecast:
         surprise = self._surprise_at(kind, now)
         gap = taken - foreseen
         if gap > surprise:
-            surprise += self._constants.decode_surprise * (gap - surprise)
+            surprise += DECODE_SURPRISE * (gap - surprise)
         kind.surprise, kind.surprised = surprise, now
 
     def _surprise_at(self, kind: _DecodeKind, now: float) -> float:
         since = now - kind.surprised
-        return kind.surprise * exp(-since / self._constants.decode_memory_s) if since > 0.0 else kind.surprise
+        return kind.surprise * exp(-since / DECODE_MEMORY_S) if since > 0.0 else kind.surprise
 
     def seconds(self, weight: float, ahead: float, now: float) -> float:
         """Returns the seconds until one that comes now is decoded, with work of the weight `ahead` before

@@ -5,11 +5,27 @@ What clients wait outside, and who asks for more than a fair share of a front en
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.intake import water_level
 from carpool.core.learning import Rate
+
+OUTSIDE_RISE: Final = 0.2
+OUTSIDE_FALL: Final = 0.5
+"""One answer that took longer on its way moves the estimate by a fifth of the difference, one that took
+less by half of it per second since the last: a stall is reckoned with at once, and for two seconds."""
+
+BACKLOG_PROMISES: Final = 2.0
+"""It lasts when the wait has stood for so many promises: what gathered in a stall is gone by then."""
+
+BACKLOG_MEMORY_S: Final = 0.25
+"""For so long after it turned somebody away, the wait need not stand again before it turns away the next:
+an overload that lasts is held at the limit. After a second's memory, every stall would cost requests."""
+
+BACKLOG_BESIDE: Final = 0.5
+"""Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At
+all of it, one in twenty of those others would find the wait too long."""
 
 _MOST_MODELS = 256
 
@@ -38,7 +54,7 @@ class Backlog:
     def is_too_long(self, waited: float, slo: float, now: float) -> bool:
         """`waited` is how long requests that were read lately had been lying there."""
         c = self._constants
-        silent, self._asked = now - self._asked > c.backlog_memory_s, now
+        silent, self._asked = now - self._asked > BACKLOG_MEMORY_S, now
         if waited <= c.most_unread * slo:
             self._since = float("inf")
             self._cut_at = now
@@ -46,12 +62,12 @@ class Backlog:
         if silent or self._since > now:
             self._since = now
         strict = now < self._strict_until
-        if not strict and now - self._since < c.backlog_promises * slo:
+        if not strict and now - self._since < BACKLOG_PROMISES * slo:
             return False
-        self._strict_until = now + c.backlog_memory_s
+        self._strict_until = now + BACKLOG_MEMORY_S
         if not strict:
             self.share, self._cut_at = c.backlog_share, now
-        elif now - self._cut_at >= c.backlog_promises * slo:
+        elif now - self._cut_at >= BACKLOG_PROMISES * slo:
             self.share, self._cut_at = self.share * c.backlog_step, now
         return True
 
@@ -76,11 +92,11 @@ class FairBacklog:
     def turns_away(self, model: int, slo: float | None, lane: FrontLane, waited: float, now: float) -> bool:
         if slo is not None:
             self._judge(model, slo, waited, now)
-        if waited <= self._constants.backlog_beside * self._limit or not self.is_to_blame(lane, now):
+        if waited <= BACKLOG_BESIDE * self._limit or not self.is_to_blame(lane, now):
             return False
         if waited <= self._limit and not self.shares.protects_a_client:
             return False
-        self._until = now + self._constants.backlog_memory_s
+        self._until = now + BACKLOG_MEMORY_S
         return True
 
     def is_to_blame(self, lane: FrontLane, now: float) -> bool:
@@ -98,7 +114,7 @@ class FairBacklog:
             limit = self._constants.most_unread * slo
             if over or limit <= self._limit:
                 self._limit, self._share = limit, backlog.share
-                self._until = now + self._constants.backlog_memory_s
+                self._until = now + BACKLOG_MEMORY_S
         elif over:
             self._limit = float("inf")
 
@@ -112,11 +128,9 @@ class Outside:
     whoever is refused for it is answered too, and after two silent seconds the first to come decides alone.
     """
 
-    __slots__ = ("_at", "_fall", "_rise", "seconds")
+    __slots__ = ("_at", "seconds")
 
-    def __init__(self, constants: Constants = CONSTANTS) -> None:
-        self._rise = constants.outside_rise
-        self._fall = constants.outside_fall
+    def __init__(self) -> None:
         self._at = float("-inf")
         self.seconds = 0.0
 
@@ -124,9 +138,9 @@ class Outside:
         """An answer has left: its client waited so long beyond what was planned."""
         gap = (seconds if seconds > 0.0 else 0.0) - self.seconds
         if gap > 0.0:
-            self.seconds += self._rise * gap
+            self.seconds += OUTSIDE_RISE * gap
         else:
-            part = self._fall * (now - self._at)
+            part = OUTSIDE_FALL * (now - self._at)
             self.seconds += gap * part if part < 1.0 else gap
         self._at = now
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from carpool.core.constants import Constants
 from carpool.core.job import Job
 from carpool.core.learning import Belief, Speed
+
+HANDOVER: Final = 1.25
+"""If a batch and handing it over took longer than they do as a rule, a quarter of that counts as its own
+time: whoever is late to hear of its end must not think that the instance is slow."""
 
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
@@ -95,16 +99,15 @@ class Instances:
     """Holds all instances of a model, with what every arrival asks for kept ready."""
 
     __slots__ = (
-        *("_all", "_belief", "_curve", "_handover", "_rested"),
+        *("_all", "_belief", "_curve", "_rested"),
         *("gone", "idle", "longest", "next_free", "pace", "several", "uneven"),
     )
 
-    def __init__(self, belief: Belief, constants: Constants) -> None:
+    def __init__(self, belief: Belief) -> None:
         self._all = [Instance(index, speed) for index, speed in enumerate(belief.speeds)]
         self.several = len(self._all) > 1
         self._belief = belief
         self._curve = belief.curve
-        self._handover = constants.handover
         self._rested = float("-inf")
         self.refresh()
 
@@ -179,7 +182,7 @@ class Instances:
             handover = batch.belief.handover
             occupied = max(seconds, now - batch.started)
             handover.seen(occupied - seconds)
-            took = min(occupied, self._handover * (seconds + handover.seconds))
+            took = min(occupied, HANDOVER * (seconds + handover.seconds))
             batch.belief.learn(instance.index, batch.images, took)
         self.refresh()
         if batch.turn is not None:

@@ -6,9 +6,79 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from math import exp, log, sqrt
+from typing import Final
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
+
+HANDOVER_LOOK_S: Final = 0.25
+HANDOVER_FAR: Final = 0.1
+"""Four times a second the curve may follow, if a batch of one would take a tenth more or less by it."""
+
+LAG_WEIGHT: Final = 0.05
+"""One request moves what is thought of their age when offered by a twentieth: a few say little."""
+
+DOUBT_START: Final = 0.05
+DOUBT_RISE: Final = 0.06
+DOUBT_FALL: Final = 0.002
+DOUBT_MOST: Final = 0.4
+DOUBT_MEMORY_S: Final = 1.0
+"""Requests whose inputs are still to come are let in with so much of the promise to spare for whatever
+goes wrong, at most two fifths. Each that is later than that moves it up by 0.06 of the most, each that is
+not down by 0.002: about one in thirty is later. After a second without any it is forgotten."""
+
+MEAN_WEIGHT: Final = 0.05
+"""One batch moves the learned speed by a twentieth of its surprise: one stall is forgotten in 20."""
+
+CAUTIOUS_START: Final = 1.1
+"""Before anything is learned, assume batches may take a tenth longer: 1.0 wastes 3–4 % at first."""
+
+CAUTIOUS_UP: Final = 0.0045
+CAUTIOUS_DOWN: Final = 0.0005
+"""Up by nine for one down settles where one batch in ten takes longer: the 0.9 quantile."""
+
+CAUTIOUS_MAX: Final = 1.5
+"""However noisy a device is, plan with no more than half its time lost to noise."""
+
+SURPRISE: Final = 0.25
+SURPRISES: Final = 3
+"""Three batches in a row off by a quarter on the same side mean that the device changed: believe them."""
+
+FORGET_S: Final = 10.0
+"""An idle instance drifts back to its profile with this time constant."""
+
+TREND: Final = 0.2
+TREND_OVER: Final = 0.1
+TREND_S: Final = 1.0
+TREND_WEIGHT: Final = 0.1
+"""Slower or faster than the profile by a fifth, for a second, is worth telling, once; within a tenth it
+is over. The gap between the two keeps a device at the edge from being told of all day. Each batch moves
+the figure by a tenth of its surprise, and what is told is where it settled."""
+
+RELEARN: Final = 0.1
+RELEARN_S: Final = 5.0
+"""Batches that differ from the curve by a tenth on average, over so long, give it new points. Shorter
+spells are left to the learned speed, which forgets them."""
+
+RELEARN_BATCHES: Final = 20
+RELEARN_LEAST: Final = 10
+"""So many batches before a look says anything, and so many near one point before it is moved: one
+stall among ten is no tenth."""
+
+RELEARN_BACK: Final = 0.1
+RELEARN_PATIENCE: Final = 16
+"""At each such look, a size that once proved slow and was not run since comes a tenth of its way back to
+the profile's shape: what made it slow may be over, and nobody would know unless it is tried. It is, after
+about a minute of traffic, and judged by its first batches. Each time it fails, the next chance takes
+twice as long, up to sixteen times: where the profile is wrong for good, that costs a few batches."""
+
+MAX_KINDS: Final = 8
+KIND_MEMORY_S: Final = 60.0
+"""Kinds of work (shapes) of one model of which something is learned apart; the rest share one belief, so
+that shapes cost nobody memory. One that was not run for a minute leaves its place to another."""
+
+KIND_TRIES: Final = 0.05
+"""A kind that fits no promise, as far as is known, is tried with this share of an instance's time."""
 
 
 class Speed:
@@ -18,31 +88,30 @@ class Speed:
     `cautious` is close to the 0.9 quantile: what a deadline is checked against. Both forget (see `rested`).
     """
 
-    __slots__ = ("_constants", "_surprises", "cautious", "mean")
+    __slots__ = ("_surprises", "cautious", "mean")
 
-    def __init__(self, constants: Constants = CONSTANTS) -> None:
-        self._constants = constants
+    def __init__(self) -> None:
         self.mean = 1.0
-        self.cautious = constants.cautious_start
+        self.cautious = CAUTIOUS_START
         self._surprises: list[float] = []
 
     def learn(self, ratio: float) -> None:
         """A batch took `ratio` times what its profile says."""
-        c, limit = self._constants, 1.0 + self._constants.surprise
+        limit = 1.0 + SURPRISE
         if 1 / limit < ratio / self.mean < limit:
             self._surprises.clear()
         elif self._is_new_regime(ratio):
             self._move_to(sum(self._surprises) / len(self._surprises))
             self._surprises.clear()
             return
-        mean = self.mean + c.mean_weight * (ratio - self.mean)
+        mean = self.mean + MEAN_WEIGHT * (ratio - self.mean)
         cautious = self.cautious * (mean / self.mean)
-        cautious += (c.cautious_up if ratio > cautious else -c.cautious_down) * mean
-        self.mean, self.cautious = mean, min(max(cautious, mean), c.cautious_max * mean)
+        cautious += (CAUTIOUS_UP if ratio > cautious else -CAUTIOUS_DOWN) * mean
+        self.mean, self.cautious = mean, min(max(cautious, mean), CAUTIOUS_MAX * mean)
 
     def rested(self, seconds: float) -> None:
         """Time without work moves the belief back to the profile: what slowed the device may be over."""
-        mean = 1.0 + (self.mean - 1.0) * exp(-seconds / self._constants.forget_s)
+        mean = 1.0 + (self.mean - 1.0) * exp(-seconds / FORGET_S)
         self.cautious *= mean / self.mean
         self.mean = mean
 
@@ -60,7 +129,7 @@ class Speed:
         if self._surprises and (self._surprises[-1] > self.mean) != (ratio > self.mean):
             self._surprises.clear()
         self._surprises.append(ratio)
-        return len(self._surprises) >= self._constants.surprises
+        return len(self._surprises) >= SURPRISES
 
 
 class Doubt:
@@ -71,29 +140,27 @@ class Doubt:
     was foreseen, it is below zero.
     """
 
-    __slots__ = ("_at", "_constants", "_most", "_value")
+    __slots__ = ("_at", "_most", "_value")
 
-    def __init__(self, slo: float, constants: Constants = CONSTANTS) -> None:
-        self._constants = constants
-        self._most = constants.doubt_most * slo
-        self._value = constants.doubt_start * slo
+    def __init__(self, slo: float) -> None:
+        self._most = DOUBT_MOST * slo
+        self._value = DOUBT_START * slo
         self._at = float("-inf")
 
     def seen(self, late: float, now: float) -> None:
         """One was finished so much later than foreseen, or would have been."""
-        c = self._constants
         value = self.at(now)
-        value += c.doubt_rise * self._most if late > value else -c.doubt_fall * self._most
+        value += DOUBT_RISE * self._most if late > value else -DOUBT_FALL * self._most
         self._value = min(max(value, -self._most), self._most)
         self._at = now
 
     def at(self, now: float) -> float:
         """Returns the doubt, half forgotten when nobody was finished for a while: a gate that is shut for it
         learns nothing."""
-        silent = now - self._at - self._constants.doubt_memory_s
+        silent = now - self._at - DOUBT_MEMORY_S
         if silent <= 0.0 or self._at == float("-inf"):
             return self._value
-        return self._value * exp(-silent / self._constants.doubt_memory_s)
+        return self._value * exp(-silent / DOUBT_MEMORY_S)
 
 
 class Lag:
@@ -101,7 +168,7 @@ class Lag:
 
     __slots__ = ("_at", "_memory", "_value", "_weight")
 
-    def __init__(self, memory: float, weight: float = CONSTANTS.lag_weight) -> None:
+    def __init__(self, memory: float, weight: float = LAG_WEIGHT) -> None:
         self._memory = memory
         self._weight = weight
         self._value = 0.0
@@ -138,9 +205,8 @@ class Handover:
     def is_news(self, lone: float, now: float) -> bool:
         """Returns whether it should be counted anew, where a batch of one takes so long as it is counted
         now."""
-        c = self._constants
-        is_near = abs(self.seconds - self.counted) <= c.handover_far * lone
-        if is_near or now - self._looked_at < c.handover_look_s:
+        is_near = abs(self.seconds - self.counted) <= HANDOVER_FAR * lone
+        if is_near or now - self._looked_at < HANDOVER_LOOK_S:
             return False
         self._looked_at = now
         return True
@@ -187,14 +253,13 @@ class Trend:
     """
 
     __slots__ = (
-        *("_batches", "_between", "_constants", "_early", "_far", "_mark", "_near", "_off", "_patience"),
+        *("_batches", "_between", "_early", "_far", "_mark", "_near", "_off", "_patience"),
         *("_points", "_profile", "_second_chance", "_since", "_suspect", "_told"),
     )
 
-    def __init__(self, profile: BatchCurve, constants: Constants = CONSTANTS) -> None:
+    def __init__(self, profile: BatchCurve) -> None:
         self._profile = profile
-        self._constants = constants
-        self._far, self._near = log(1 + constants.trend), log(1 + constants.trend_over)
+        self._far, self._near = log(1 + TREND), log(1 + TREND_OVER)
         # A batch counts for the point that is nearest by ratio.
         self._between = [sqrt(small * large) for (small, _), (large, _) in pairwise(profile.points)]
         self._off = 0.0
@@ -236,9 +301,9 @@ class Trend:
         index = bisect_right(self._between, images)
         count, total = self._points[index]
         self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
-        if self._second_chance[index] and count + 1 >= self._constants.relearn_least:
+        if self._second_chance[index] and count + 1 >= RELEARN_LEAST:
             self._early = True
-        self._off += self._constants.trend_weight * (log(seconds / self._profile.times[images]) - self._off)
+        self._off += TREND_WEIGHT * (log(seconds / self._profile.times[images]) - self._off)
         # Further from what was told than noise goes; what was told stays until it is clearly over.
         if abs(self._off) < self._near:
             is_news = self._told != 0.0
@@ -250,12 +315,11 @@ class Trend:
             self._suspect, self._mark, self._batches = now, self._off, 0  # it is still on its way somewhere
         else:
             self._batches += 1
-        return self._early or (now - since >= self._constants.relearn_s and self.is_due(now))
+        return self._early or (now - since >= RELEARN_S and self.is_due(now))
 
     def news(self, now: float) -> float | None:
         """Returns the factor, once for every change that lasts; 1 when it is over."""
-        c = self._constants
-        if self._suspect is None or now - self._suspect < c.trend_s or self._batches < 1 / c.trend_weight:
+        if self._suspect is None or now - self._suspect < TREND_S or self._batches < 1 / TREND_WEIGHT:
             return None
         self._suspect = None
         self._told = 0.0 if abs(self._off) < self._near else self._off
@@ -265,14 +329,13 @@ class Trend:
         """Returns whether enough was run since the last look at the curve."""
         if self._early:
             return True
-        c = self._constants
-        if self._since is None or now - self._since < c.relearn_s:
+        if self._since is None or now - self._since < RELEARN_S:
             return False
-        return sum(count for count, _ in self._points) >= c.relearn_batches
+        return sum(count for count, _ in self._points) >= RELEARN_BATCHES
 
     def put_off(self, now: float) -> None:
         """What was run says nothing about all instances. A trial goes on meanwhile, but not for ever."""
-        if not self._early or self._since is None or now - self._since >= self._constants.relearn_s:
+        if not self._early or self._since is None or now - self._since >= RELEARN_S:
             self._begin(now)
 
     def relearned(self, curve: BatchCurve, now: float) -> tuple[BatchCurve, float] | None:
@@ -284,15 +347,15 @@ class Trend:
         """
         if not self.is_due(now):
             return None
-        c, early = self._constants, self._early
+        early = self._early
         moves = {
             index: total / count
             for index, (count, total) in enumerate(self._points)
-            if count >= c.relearn_least
+            if count >= RELEARN_LEAST
         }
         overall = sum(total for _, total in self._points) / sum(count for count, _ in self._points)
         self._begin(now)
-        if not any(abs(move) > log(1 + c.relearn) for move in moves.values()):
+        if not any(abs(move) > log(1 + RELEARN) for move in moves.values()):
             moves, overall = dict.fromkeys(moves, 0.0), 0.0  # it holds where batches were run
         points = self._moved(curve, moves, early) if moves else curve.points
         if all(abs(log(new / old)) < _SAME for (_, new), (_, old) in zip(points, curve.points, strict=True)):
@@ -310,11 +373,11 @@ class Trend:
             near = min(moves, key=lambda other: abs(sizes[other] - sizes[index]))
             move = moves[near]
             if near == index:
-                self._judge(index, slow=move > log(1 + self._constants.relearn))
+                self._judge(index, slow=move > log(1 + RELEARN))
             elif early:
                 move = 0.0  # that look is about others
             elif off[index] > off[near]:
-                move -= self._constants.relearn_back / self._patience[index] * (off[index] - off[near])
+                move -= RELEARN_BACK / self._patience[index] * (off[index] - off[near])
                 self._second_chance[index] = True
             points.append((size, seconds * exp(move)))
         return points
@@ -322,7 +385,7 @@ class Trend:
     def _judge(self, index: int, *, slow: bool) -> None:
         """A size that was tried again is slow still, or it is not."""
         if self._second_chance[index]:
-            longest = self._constants.relearn_patience
+            longest = RELEARN_PATIENCE
             self._patience[index] = min(2 * self._patience[index], longest) if slow else 1
             self._second_chance[index] = False
 
@@ -347,11 +410,11 @@ class Belief:
     def __init__(self, profile: BatchCurve, instances: int, now: float, constants: Constants) -> None:
         self.runs = self.curve = profile
         self.handover = Handover(constants)
-        self.trend = Trend(profile, constants)
-        self.speeds = [Speed(constants) for _ in range(instances)]
+        self.trend = Trend(profile)
+        self.speeds = [Speed() for _ in range(instances)]
         self.ran = _NEVER  # when a batch of this kind last started or ended
         self._begun = self._rested = now
-        self._tries = constants.kind_tries
+        self._tries = KIND_TRIES
 
     def learn(self, index: int, images: int, took: float) -> None:
         """A batch took this instance so long, the way there and back included."""
@@ -362,14 +425,14 @@ class Belief:
         self.runs = curve
         self._believe(factor)
 
-    def replan(self, profile: BatchCurve, constants: Constants) -> None:
+    def replan(self, profile: BatchCurve) -> None:
         """The model's batches take another time from here on. Each point moves as the profile's did: how the
         machine differs from its profile, the handover and the instances' speeds stay as they were learned."""
         before = self.trend.profile.times
         moved = {size: seconds * profile.times[size] / before[size] for size, seconds in self.runs.points}
         points = [(size, moved.get(size, seconds)) for size, seconds in profile.points]
         self.runs = BatchCurve.measured(points, profile.max_batch, profile.buckets)
-        self.trend = Trend(profile, constants)
+        self.trend = Trend(profile)
         self._believe(1.0)
 
     def count_handover(self, images: int) -> None:
@@ -440,9 +503,9 @@ class Beliefs:
     def of(self, kind: Hashable, now: float) -> Belief:
         belief = self._kinds.get(kind)
         if belief is None:
-            if len(self._kinds) >= self._constants.max_kinds:
+            if len(self._kinds) >= MAX_KINDS:
                 self._drop_unused(now)
-            if len(self._kinds) < self._constants.max_kinds:
+            if len(self._kinds) < MAX_KINDS:
                 belief = self._kinds[kind] = self._begin(now)
             else:
                 belief = self._others = self._others or self._begin(now)
@@ -451,15 +514,15 @@ class Beliefs:
     def replan(self, profile: BatchCurve) -> None:
         self._profile = profile
         for belief in self._kinds.values():
-            belief.replan(profile, self._constants)
+            belief.replan(profile)
         if self._others is not None:
-            self._others.replan(profile, self._constants)
+            self._others.replan(profile)
 
     def _begin(self, now: float) -> Belief:
         return Belief(self._profile, self._instances, now, self._constants)
 
     def _drop_unused(self, now: float) -> None:
-        since = now - self._constants.kind_memory_s
+        since = now - KIND_MEMORY_S
         for kind, belief in list(self._kinds.items()):
             if belief.ran < since:
                 del self._kinds[kind]

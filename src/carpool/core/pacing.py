@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from carpool.core.bucket import Bucket
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.front_load import LaneKey
+
+PACED_SHARE: Final = 0.05
+PACED_TOGETHER: Final = 0.15
+PACED_BURST_S: Final = 0.02
+"""One lane's refusals, mistakes and documents get a twentieth of a front end's time, those of all three
+twentieths; so much of it may be used at once. What is beyond is answered later."""
 
 T = TypeVar("T")
 
@@ -38,9 +44,7 @@ class Pacer(Generic[T]):
 
     def __init__(self, now: float, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
-        self._together = Bucket(
-            constants.paced_together, constants.paced_burst_s, now, constants.paced_burst_s
-        )
+        self._together = Bucket(PACED_TOGETHER, PACED_BURST_S, now, PACED_BURST_S)
         self._lines: dict[LaneKey, _LaneWork[T]] = {}
         self.waiting = 0
 
@@ -116,8 +120,8 @@ class Pacer(Generic[T]):
         if line is None:
             if len(self._lines) >= self._constants.max_lanes:
                 self._forget(now)
-            burst = self._constants.paced_burst_s
-            bucket = Bucket(self._constants.paced_share, burst, now, burst)
+            burst = PACED_BURST_S
+            bucket = Bucket(PACED_SHARE, burst, now, burst)
             line = self._lines[key] = _LaneWork(bucket)
         line.bucket.left(now)
         return line

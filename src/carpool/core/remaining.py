@@ -16,11 +16,14 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from math import ceil, exp, floor
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.scheduler import Scheduler
+
+FAN_OUT_WEIGHT: Final = 0.02
+"""One request moves what is thought of how many images later steps get of each by a fiftieth."""
 
 
 class Step(NamedTuple):
@@ -91,7 +94,7 @@ class Remaining:
         them."""
         self._coming[step] -= 1
         self._reached_by[step] += 1
-        weight = max(self._constants.fan_out_weight, 1.0 / (1 + self._reached_by[step]))
+        weight = max(FAN_OUT_WEIGHT, 1.0 / (1 + self._reached_by[step]))
         self.images[step] += weight * (images - self.images[step])
 
     # ---- what is asked ------------------------------------------------------------------------------------

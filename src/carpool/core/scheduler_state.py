@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from carpool.core.constants import Constants
 from carpool.core.curve import BatchCurve
@@ -15,6 +15,9 @@ from carpool.core.intake import Intake
 from carpool.core.job import GONE, INFINITY, ORDINARY, GivenUp, Job, Lane, Reason, Refusal
 from carpool.core.learning import Belief, Beliefs, Doubt, Lag, Rate, Trend
 from carpool.core.queue import Lanes
+
+LAG_MEMORY_S: Final = 0.005
+"""When nobody has come for so long, nobody is on the way any more."""
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
 
@@ -77,12 +80,12 @@ class SchedulerState:
         self._beliefs = Beliefs(curve, instances, constants)
         self.belief = self._beliefs.of(self.kind, -INFINITY)
         self.curve = curve  # that of the belief: read at every arrival
-        self.instances = Instances(self.belief, constants)
+        self.instances = Instances(self.belief)
         self.policy = policy
         self.lanes = Lanes(by_shape=policy.by_shape, constants=constants)
         self.ledger = Ledger()
         self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
-        self.lag = Lag(constants.lag_memory_s)  # from there to here
+        self.lag = Lag(LAG_MEMORY_S)  # from there to here
         self.entrance = Intake(constants).join()  # its own, unless it shares an engine with others
         self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
         memory = constants.rate_memory_s
@@ -127,7 +130,7 @@ class SchedulerState:
         """Returns what is doubted of a source's requests: no other source's make them later."""
         doubt = lane.doubt
         if doubt is None:
-            doubt = lane.doubt = Doubt(self.slo if self.slo < INFINITY else 0.0, self.constants)
+            doubt = lane.doubt = Doubt(self.slo if self.slo < INFINITY else 0.0)
         return doubt
 
     def saturation(self, now: float) -> float:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Final
 
-from carpool.core.constants import CONSTANTS, Constants
 from carpool.extensions.text.text_job import TextJob
+
+LENGTH_PRIOR: Final = 4.0
+LENGTH_MEMORY: Final = 1024.0
+"""What is guessed of the lengths of answers weighs as much as four answers. When so many were seen that
+were so long, half of them are forgotten."""
 
 _EXACT = 16  # ages up to here are told apart, later ones by an eighth of their number
 _FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps
@@ -21,12 +26,11 @@ class Lengths:
     mean over whole answers would count it as short, and at the start only short ones are over.
     """
 
-    __slots__ = ("_bucket", "_constants", "_ended", "_guess", "_lasts", "_mean", "_news", "_seen", "limit")
+    __slots__ = ("_bucket", "_ended", "_guess", "_lasts", "_mean", "_news", "_seen", "limit")
 
-    def __init__(self, limit: int, guess: float | None = None, constants: Constants = CONSTANTS) -> None:
+    def __init__(self, limit: int, guess: float | None = None) -> None:
         """Until something is known, answers are taken for `guess` tokens long: half of what they may be."""
         self.limit = limit
-        self._constants = constants
         self._guess = max(1.0, limit / 2 if guess is None else min(guess, limit))
         bucket, self._bucket, begun = 0, [0], 0
         for age in range(1, limit):
@@ -46,7 +50,7 @@ class Lengths:
         if ended:
             self._ended[bucket] += 1.0
             self._news += 1
-        if self._seen[bucket] > self._constants.length_memory:
+        if self._seen[bucket] > LENGTH_MEMORY:
             self._seen[bucket] /= 2.0
             self._ended[bucket] /= 2.0
 
@@ -78,7 +82,7 @@ class Lengths:
         return gone
 
     def _look(self) -> None:
-        prior = self._constants.length_prior
+        prior = LENGTH_PRIOR
         stays = [
             1.0 - (ended + prior / self._guess) / (seen + prior)
             for seen, ended in zip(self._seen, self._ended, strict=True)

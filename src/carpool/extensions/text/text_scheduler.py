@@ -19,6 +19,7 @@ As in scheduler.py: it is told what happened and when, and answers with values.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
@@ -37,6 +38,14 @@ from carpool.extensions.text.text_job import (
     TextQueue,
 )
 
+FIRST_SHARE: Final = 0.8
+"""Who waits to be encoded is, however small the batch, once encoding and two steps would take this share
+of what is left until the first token is due: noise takes some of the rest."""
+
+STEP_BUSY: Final = 0.9
+"""Encoding waits for the smallest batch with which the device carries what is asked in this share of its
+time. With 1.0 the queue would grow at every surge, with 0.7 first tokens come later for nothing."""
+
 
 class TextScheduler:
     """Represents one model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot
@@ -50,7 +59,7 @@ class TextScheduler:
         self.encoder = Belief(encoder, max(1, settings.encoders), 0.0, constants)
         self._encoders = len(self.encoder.speeds)
         self.step = Belief(step, settings.decoders, 0.0, constants)
-        self.lengths = Lengths(settings.max_tokens, constants=constants)
+        self.lengths = Lengths(settings.max_tokens)
         self._departures = Departures(self.lengths)
         self.ledger = Ledger()
         self.each = min(settings.slots, step.max_batch)  # slots of a decoder
@@ -333,7 +342,7 @@ class TextScheduler:
     def _is_due(self, size: int, now: float) -> bool:
         """The first token of the next in line would be late if a step came first."""
         takes = self._encodes(size, cautious=True) + 2 * self._steps_for(cautious=True)
-        return takes > self.constants.first_share * (self._queue.first_due - now)
+        return takes > FIRST_SHARE * (self._queue.first_due - now)
 
     def _keeps_up(self, size: int, now: float) -> bool:
         """Returns whether batches of this size sustain what is asked. Where they do not, who is due is given
@@ -368,7 +377,7 @@ class TextScheduler:
             self._plan(slots)
         if self.waiting >= self._best:
             return self._best
-        most = self.constants.step_busy / max(self._rate.at(now), 1e-9)
+        most = STEP_BUSY / max(self._rate.at(now), 1e-9)
         return next((n for n in range(1, self._best) if self._costs[n - 1] <= most), self._best)
 
     def _plan(self, slots: int) -> None:
