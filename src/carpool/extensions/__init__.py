@@ -174,6 +174,21 @@ _CVAT = Routes(
     prefix="/api/function",
     words="cvat_routes:words",
 )
+_TF_MODEL = "/tfserving/v1/models/{name}"
+_TFSERVING = Routes(
+    table=(
+        HttpRoute("GET", _TF_MODEL, "tf_routes:start_status", api="metadata"),
+        HttpRoute("POST", _TF_MODEL, "tf_routes:start_call"),
+        HttpRoute("GET", f"{_TF_MODEL}/metadata", "tf_routes:start_metadata", api="metadata"),
+        HttpRoute("GET", f"{_TF_MODEL}/versions/{{version}}", "tf_routes:start_status", api="metadata"),
+        HttpRoute("POST", f"{_TF_MODEL}/versions/{{version}}", "tf_routes:start_call"),
+        HttpRoute(
+            "GET", f"{_TF_MODEL}/versions/{{version}}/metadata", "tf_routes:start_metadata", api="metadata"
+        ),
+    ),
+    prefix="/tfserving/",
+    words="tf_routes:words",
+)
 # ---- of the other extensions, again ----
 _AGES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)  # seconds
 _OTLP = "OTEL_EXPORTER_OTLP"
@@ -290,6 +305,7 @@ BUILT_IN: tuple[Extension, ...] = (
         engine="label_access:engine",
     ),
     Extension(name="cvat", api="{url} (CVAT_NUCLIO_HOST and CVAT_NUCLIO_PORT)", routes=(_CVAT,)),
+    Extension(name="tfserving", api="{url}/tfserving", routes=(_TFSERVING,)),
     Extension(name="embeddings", api="{url}/v1", needs=("text",), routes=(_EMBEDDINGS,)),
     Extension(
         name="cache",

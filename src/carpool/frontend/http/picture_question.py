@@ -122,7 +122,7 @@ def ask(
 ) -> None:
     """Asks a model, and answers the exchange: with what `tell` makes of the answer, or with an error. `at` is
     when the body was here."""
-    exchange.answer_through(partial(_Told, tell, tell_error, bool(question.drawn)))
+    rewrite(exchange, tell, tell_error, drawn=bool(question.drawn))
     if len(question.pictures) > MAX_PICTURES:
         service.fair.tell(exchange, TooLarge(f"a request may have at most {MAX_PICTURES} images"))
     elif any(isinstance(one, WebImage) for one in question.pictures):
@@ -186,6 +186,14 @@ def _ask(
         hand_over(route.begin(exchange), body, at)
     except CarpoolError as error:
         service.fair.tell(exchange, error)
+
+
+def rewrite(
+    exchange: Exchange, tell: Tells, tell_error: TellsError | None = None, *, drawn: bool = False
+) -> None:
+    """Lets the exchange be answered in the protocol's documents, whichever route answers. A drawing becomes
+    `{"drawn": bytes}`."""
+    exchange.answer_through(partial(_Told, tell, tell_error, drawn))
 
 
 def results_of(answer: Answer) -> list[Answer]:

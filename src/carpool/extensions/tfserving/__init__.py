@@ -1,0 +1,1 @@
+"""Answers TensorFlow Serving's REST clients: predict, status and metadata."""
