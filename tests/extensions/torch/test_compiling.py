@@ -67,10 +67,10 @@ def test_a_batch_takes_less_by_what_the_device_saves_for_every_instance() -> Non
 def test_the_curve_follows_sizes_that_run_in_a_larger_compiled_one() -> None:
     points = (Point(1, 0.001), Point(8, 0.008), Point(16, 0.016))
     adopted: list[BatchCurve] = []
-    drift = SimpleNamespace(
+    trend = SimpleNamespace(
         profile=BatchCurve.measured([(p.size, p.seconds) for p in points], 16, (1, 8, 16))
     )
-    scheduler = SimpleNamespace(drift=drift, replanned=lambda curve, _now: adopted.append(curve))
+    scheduler = SimpleNamespace(trend=trend, replanned=lambda curve, _now: adopted.append(curve))
     behind: Any = object.__new__(CompileBehind)
     behind._served = SimpleNamespace(profile=Profile(Layout(1, 1), measured=Measured(points)))
     behind._runtime = SimpleNamespace(driver=SimpleNamespace(scheduler=scheduler))

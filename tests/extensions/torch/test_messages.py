@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
 from carpool.extensions.torch import runner_instance as arenas_module
-from carpool.extensions.torch.hosted_model import RunnerFailure, Wire
+from carpool.extensions.torch.hosted_model import Wire
 from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.extensions.torch.runner_instance import Arenas
+from carpool.extensions.torch.runner_messages import RunnerFailure
 from carpool.link.records import AS_EXPECTED, Ending, read_endings, write_endings
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory

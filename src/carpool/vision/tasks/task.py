@@ -71,6 +71,8 @@ def no_picture(config: ModelConfig, signature: Signature) -> tuple[str, bool]:
     """Returns why no input takes a picture, and whether one looks as if it did."""
     optional = {tensor.name for tensor in config.inputs if tensor.optional}
     required = [spec for spec in signature.inputs if spec.name not in optional]
+    if not required:
+        return "each of its inputs may be left out", False
     likely = any(_like_a_picture(spec, signature) for spec in required)
     found = f"it takes {in_words(required)}"
     if len(required) != 1:
