@@ -94,3 +94,15 @@ def test_parts_wrap_in_the_order_of_the_list_whenever_they_were_loaded(
     sample.follow(Catalog(entries={("m", "1"): entry}))
     outer, between, last = sample.parts.in_order()
     assert (outer.picture is not None, between.door is not None, last) == (True, True, inner)
+
+
+def test_a_field_of_a_head_loads_the_part_that_chooses_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    extension: Any = SimpleNamespace(name="seeing", front="front:front")
+    monkeypatch.setattr(front_parts, "choice_fields", lambda: {b"x-carpool-side": extension})
+    sample = Sample(monkeypatch)
+    extension.part = lambda _: sample.seeing
+    catalog = Catalog(number=3)
+    assert not sample.parts.loads_for({b"accept": b"*/*"}, catalog)
+    assert sample.parts.loads_for({b"x-carpool-side": b"left"}, catalog)
+    assert (sample.made, sample.followed) == (["seeing"], [catalog])
+    assert not sample.parts.loads_for({b"x-carpool-side": b"left"}, catalog), "it is loaded once"

@@ -115,8 +115,8 @@ class FrontParts:
 
     def loads_for(self, fields: Mapping[bytes, bytes], catalog: Catalog) -> bool:
         """Returns whether a part had to be loaded, as these fields of a request's head ask for."""
-        asked = [extension for field, extension in self._by_field.items() if field in fields]
-        parts = [self._load(extension) for extension in dict.fromkeys(asked)]
+        asked = {one.name: one for field, one in self._by_field.items() if field in fields}
+        parts = [self._load(extension) for extension in asked.values()]
         for part in parts:
             if part is not None and part.follow is not None:
                 part.follow(catalog)

@@ -48,6 +48,21 @@ def test_without_rollout_the_newest_serves(tmp_path: Path) -> None:
         assert "X-Carpool-Version" not in one.infer()[2]
 
 
+def test_without_rollouts_the_first_request_for_a_side_and_the_first_start_load_them(tmp_path: Path) -> None:
+    given = {"allow_rollouts": False, "model_control_mode": "explicit", "load_models": ("*",)}
+    with staged(tmp_path, None, **given) as one:
+        assert "rollout" not in one.server.host.parts._parts
+        assert one.infer(headers={"X-Carpool-Rollout": "stable"})[0] == 200
+        status, answer, _ = one.infer(headers={"X-Carpool-Rollout": "candidate"})
+        assert (status, answer["reason"]) == (404, "no-rollout")
+        assert "rollout" not in one.server.host.parts._parts, "front ends alone have loaded them"
+        weights(one.home, "m", 3, "1")
+        status, answer = one.act("start", version=3, plan={"shadow": 0, "canary": [0.5], "least": 10**6})
+        assert status == 200
+        one.until("canary")
+        assert one.infer(headers={"X-Carpool-Rollout": "candidate"})[2]["X-Carpool-Version"] == "3"
+
+
 def test_two_versions_at_the_first_start(held: Staged) -> None:
     found = held.until("canary")
     assert (found["stable"], found["candidate"], found["share"]) == ("1", "2", 0.5)

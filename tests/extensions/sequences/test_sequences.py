@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import carpool
+from absent import rows
 from carpool.engine.engine import Engine
 from carpool.engine.run.batch import InSequence, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
@@ -504,7 +505,7 @@ def test_what_is_wrong_with_settings_is_said(tmp_path: Path, sequences: str, wor
     ("head", "words"),
     [
         ("response_cache = true", "a cache"),
-        ("[rollout]\ncanary = 0.1", "a rollout"),
+        *rows("rollout", ("[rollout]\ncanary = 0.1", "a rollout")),
         ('task = "detect"', "a task for images"),
     ],
 )
