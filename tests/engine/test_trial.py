@@ -70,6 +70,8 @@ def test_torchscript_says_that_a_size_is_enough(tmp_path: Path) -> None:
 
 def test_a_fixed_batch_is_named_and_profile_gives_that_reason(tmp_path: Path) -> None:
     file = classifier(tmp_path / "m.onnx", batch=1)
+    assert not any(FIXED in line for line in inspect_model(file).evidence)  # it is rewritten
+    (tmp_path / "model.toml").write_text('file = "m.onnx"\nmax_batch = 0\n')
     assert any(FIXED in line for line in inspect_model(file).evidence)
     notes = profile(ProfileQuestion(file, repeats=2, instances=1, threads=1)).notes
     assert any(FIXED in note for note in notes)

@@ -37,6 +37,8 @@ export function summary(answer, things) {
   const [best] = list(answer.classes);
   if (best) return `${nameOf(best)}, ${percent(scoreOf(best))}`;
   if (answer.depth) return `Depth from ${number2(answer.depth.low)} to ${number2(answer.depth.high)}, in the model's own unit`;
+  if (answer.anomaly) return `${answer.anomaly.anomalous ? "Anomalous" : "Normal"}, score ${number2(answer.anomaly.score)}`;
+  if (answer.restored) return `An image of ${answer.restored.width} × ${answer.restored.height} pixels`;
   if (Array.isArray(answer.embedding)) return `An embedding of ${count(answer.embedding.length, "number")}`;
   return "Answered.";
 }
@@ -54,7 +56,7 @@ export function rendered(answer, things, highlight) {
   if (things.length) return thingList(things, highlight);
   if (Array.isArray(answer.detections) || Array.isArray(answer.masks)) return null;
   if (Array.isArray(answer.classes)) return classBars(list(answer.classes));
-  if (answer.depth) return null;
+  if (answer.depth || answer.anomaly || answer.restored) return null;
   if (Array.isArray(answer.embedding)) return embeddingStrip(answer.embedding);
   return el("pre", { tabindex: 0, "aria-label": "The answer" }, JSON.stringify(answer, null, 1).slice(0, RAW_CHARS));
 }

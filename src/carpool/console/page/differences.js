@@ -108,7 +108,7 @@ function side(version, answer) {
     image.src = url;
     stage.hidden = false;
     const { width, height } = answer?.image ?? {};
-    if (width > 0 && height > 0) new Overlay(stage, drawing, canvas).show({ width, height }, things, said, answer.depth?.png ?? null);
+    if (width > 0 && height > 0) new Overlay(stage, drawing, canvas).show({ width, height }, things, said, answer.depth?.png ?? answer.anomaly?.map.png ?? null);
   };
   return { node, show };
 }

@@ -85,7 +85,7 @@ export class TryPanel {
     const list = rendered(answer, things, (index) => this.#overlay.highlight(index));
     this.#body.replaceChildren(...(list ? [list] : []));
     const { width, height } = answer.image ?? {};
-    if (width > 0 && height > 0) await this.#overlay.show({ width, height }, things, said, answer.depth?.png ?? null);
+    if (width > 0 && height > 0) await this.#overlay.show({ width, height }, things, said, answer.depth?.png ?? answer.anomaly?.map.png ?? null);
   }
 
   #refuse(refusal) {
