@@ -30,7 +30,6 @@ CIRCLES = 1
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {
-    "sequences": 2,
     "torch": 1,
 }
 

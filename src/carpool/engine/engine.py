@@ -26,7 +26,7 @@ from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import NO_ROUTE
-from carpool.engine.run.batch import InSequence, Outcome, Route, Work
+from carpool.engine.run.batch import Outcome, Route, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
@@ -283,9 +283,11 @@ class Engine:
             is_text, is_flag = isinstance(sequence_id, str), sequence_id is True
             if not is_text and (is_flag or not isinstance(sequence_id, int) or not 0 < sequence_id < 2**64):
                 raise InvalidInput("sequence_id must be 0 to 2^64 - 1, or text", field="sequence_id")
-            work.own_extras().in_sequence = InSequence(
-                sequence_id, sequence_start is True, sequence_end is True
-            )
+            work.own_extras().parameters = {
+                "sequence_id": sequence_id,
+                "sequence_start": sequence_start is True,
+                "sequence_end": sequence_end is True,
+            }
         self.submit_own(key, work)
         try:
             outcome = await answer

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 import carpool
 from absent import rows
 from carpool.engine.engine import Engine
-from carpool.engine.run.batch import InSequence, Work
+from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
 from carpool.observe import columns
 from engine.repositories import python
@@ -351,8 +351,8 @@ def test_tritons_python_models_are_told(tmp_path: Path, strategy: str) -> None:
 def test_what_is_said_of_a_sequence_becomes_json_when_it_is_asked_for() -> None:
     work = Work({}, lambda _work, _outcome: None)
     assert work.extras.details == b""
-    work.own_extras().in_sequence = InSequence("cam-1", start=True, end=False)
     said = {"sequence_id": "cam-1", "sequence_start": True, "sequence_end": False}
+    work.own_extras().parameters = said
     assert json.loads(work.extras.details) == {"parameters": said}
     work.extras.details = b'{"id": "7"}'
     assert work.extras.details == b'{"id": "7"}'

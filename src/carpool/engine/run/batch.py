@@ -66,22 +66,6 @@ class Route(Protocol):
         """Nobody waits for it any more."""
 
 
-class InSequence:
-    """Says which sequence a request belongs to; with 0 or "" to none."""
-
-    __slots__ = ("end", "name", "start")
-
-    def __init__(self, name: int | str, start: bool, end: bool) -> None:
-        self.name = name
-        self.start = start
-        self.end = end
-
-    def as_details(self) -> bytes:
-        """Returns the same as a client says it: parameters in JSON."""
-        said = {"sequence_id": self.name, "sequence_start": self.start, "sequence_end": self.end}
-        return orjson.dumps({"parameters": said})
-
-
 NO_INPUTS: Mapping[str, Array] = {}
 """Of a request that only another process looks at, or that was answered."""
 
@@ -89,11 +73,11 @@ NO_INPUTS: Mapping[str, Array] = {}
 class Extras:
     """Holds what few requests have. Those that have none of it share `NO_EXTRAS`, which no one changes."""
 
-    __slots__ = ("_details", "gives_way", "held", "in_sequence", "parts", "reads", "then")
+    __slots__ = ("_details", "gives_way", "held", "parameters", "parts", "reads", "then")
 
     def __init__(self) -> None:
         self._details = b""
-        self.in_sequence: InSequence | None = None  # as a caller in this process says it, without JSON
+        self.parameters: Mapping[str, int | str] | None = None  # of a caller in this process, without JSON
         self.reads: RegionReads | None = None  # where its inputs are, if they are in a client's memory
         self.held: Outcome | None = None  # an answer that waits for earlier ones
         self.parts: PartSink | None = None  # where each of several answers goes, until it is done
@@ -102,10 +86,10 @@ class Extras:
 
     @property
     def details(self) -> bytes:
-        """Returns the id and parameters of the request in JSON, for models that read them. A sequence that a
-        caller in this process names becomes JSON at the first call, which most models never make."""
-        if self.in_sequence is not None and not self._details:
-            self._details = self.in_sequence.as_details()
+        """Returns the id and parameters of the request in JSON, for models that read them. Those of a caller
+        in this process become JSON at the first call, which most models never make."""
+        if self.parameters is not None and not self._details:
+            self._details = orjson.dumps({"parameters": self.parameters})
         return self._details
 
     @details.setter
@@ -358,8 +342,8 @@ class BatchRun(Generic[RequestT]):
     def _run_rows(
         self, backend: RunsRows, works: Sequence[RequestT], first: int, timing: Timing
     ) -> list[Outcome]:
-        """Runs rows of sequences. One whose inputs cannot be read is not run as zeros, which its state would
-        go on from; and what fails is not tried again, since the model may have changed what it keeps."""
+        """Runs rows for a model with a state. One whose inputs cannot be read is not run as zeros, which the
+        state would go on from. What fails is not tried again, since the model may have changed its state."""
         start = monotonic()
         errors: dict[int, CarpoolError] = {}
         inputs = self._collator.gather(works, errors)

@@ -4,14 +4,14 @@ where its sequence is. Other models have no part in this."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import orjson
 
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
-from carpool.engine.run.batch import Done, InSequence, Outcome, Work
+from carpool.engine.run.batch import Done, Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import (
     Cancelled,
@@ -48,13 +48,27 @@ def _size(job: Job) -> int:
     return sum(array.nbytes for array in cast(Work, job).inputs.values())
 
 
-def _in_sequence(details: bytes) -> InSequence:
-    """Returns what a client has said of it in JSON. What is of another type than it should be is not said."""
-    said = orjson.loads(details).get("parameters", {}) if details else {}
-    name: SequenceId = said.get("sequence_id", 0)
+class _Named(NamedTuple):
+    """Describes which sequence a request belongs to; with 0 or "" to none."""
+
+    name: SequenceId
+    start: bool
+    end: bool
+
+
+def _named(work: Work) -> _Named:
+    """Returns what its caller says. What is of another type than it should be counts as not given."""
+    extras = work.extras
+    given: Mapping[str, object]
+    if extras.parameters is not None:
+        given = extras.parameters
+    else:
+        details = extras.details
+        given = orjson.loads(details).get("parameters", {}) if details else {}
+    name = given.get("sequence_id", 0)
     if type(name) is not int and type(name) is not str:
         name = 0
-    return InSequence(name, said.get("sequence_start") is True, said.get("sequence_end") is True)
+    return _Named(name, given.get("sequence_start") is True, given.get("sequence_end") is True)
 
 
 class SequenceRoute:
@@ -154,9 +168,7 @@ class SequenceRoute:
             return InvalidInput(f"{self._model}: {why}", field="parameters.latest")
         if work.course.ready_at != -INFINITY or work.form.encoded:
             return Unsupported(f"{self._model}: requests of a sequence bring tensors, not images")
-        said = work.extras.in_sequence
-        if said is None:
-            said = _in_sequence(work.extras.details)
+        said = _named(work)
         name = said.name
         fits = self._any_number and type(name) is int and 0 <= name < _IDS
         wrong = "" if fits else self._settings.refuses(name)
