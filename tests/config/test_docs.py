@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from absent import in_whole_server
 from carpool.config.server import ServerSettings, variables
 from carpool.config.table import every_key
 from carpool.config.toml import toml_config
@@ -29,6 +30,7 @@ def names(section: str, key: str) -> bool:
     return f"`{key}`" in TEXT or f"[{key}]" in TEXT
 
 
+@in_whole_server
 def test_every_variable_and_its_default() -> None:
     rows = dict(re.findall(r"^\| `(CARPOOL_\w+)` \| ([^|]+?) \|", TEXT, re.MULTILINE))
     assert rows.keys() == variables().keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from absent import ABSENT
+from absent import ABSENT, needs
 from carpool.config import table
 from carpool.config.table import extension_of
 from carpool.config.toml import toml_config
@@ -33,6 +33,7 @@ def loaded(text: str, folder: Path) -> set[str]:
     return {name.split(".")[2] for name in done.stdout.split()}
 
 
+@needs("cache")
 def test_settings_are_imported_where_their_keys_stand(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"")
@@ -41,6 +42,7 @@ def test_settings_are_imported_where_their_keys_stand(tmp_path: Path) -> None:
     assert loaded("[cache]\nttl_s = 5", tmp_path) == {"cache"}
 
 
+@needs("cache")
 def test_a_key_has_one_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("slo_ms", "cache"):
         both = {**installed(), "mine": Extension(name="mine", owns=(key,))}
@@ -62,6 +64,7 @@ def test_what_a_manifest_says_of_settings(extension: Extension) -> None:
         assert extension_of(key) is extension
 
 
+@needs("cache", "text")
 def test_what_does_not_go_together_names_the_key() -> None:
     with pytest.raises(ConfigError, match=r"model\.toml: response_cache does not go with \[generate\]"):
         toml_config("response_cache = true\n[generate]", Path("m/model.toml"))

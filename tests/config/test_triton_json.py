@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
+from absent import ABSENT
 from carpool.config.model import ModelConfig
 from carpool.config.toml import toml_config
 from carpool.config.triton import config_document, pbtxt_config
@@ -90,7 +91,7 @@ def test_document() -> None:
     assert found["default_model_filename"] == "model.onnx"
     assert found["model_transaction_policy"] == {"decoupled": False}
     assert found["parameters"] == {"k": {"string_value": "v"}}
-    assert found["response_cache"] == {"enable": True}
+    assert found["response_cache"] == {"enable": "cache" not in ABSENT}
 
 
 def test_every_name_in_the_document_is_triton_s() -> None:

@@ -260,7 +260,7 @@ def test_only_the_version_whose_files_changed_is_loaded_again(tmp_path: Path, st
             (folder / "labels.txt").write_text("cat")  # for all versions
             await engine.load("m")
             assert len(stage.loads) == 5
-            settings(tmp_path, head="response_cache = true")
+            settings(tmp_path, head="device_weight = 2.0")
             await engine.load("m")
             assert len(stage.loads) == 7
             assert [await ask(engine, version=v) for v in ("1", "2")] == [10.0, 2.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from absent import rows
 from carpool.observe import columns
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.statistics import BatchStatistics, model_statistics, statistics
@@ -47,8 +48,7 @@ def test_the_whole_document() -> None:
                     "compute_input": {"count": 4, "ns": 4_000_000},
                     "compute_infer": {"count": 4, "ns": 40_000_000},
                     "compute_output": {"count": 4, "ns": 8_000_000},
-                    "cache_hit": nothing,
-                    "cache_miss": nothing,
+                    **dict.fromkeys(rows("cache", "cache_hit", "cache_miss"), nothing),
                 },
                 "response_stats": {},
                 "batch_stats": [times(1), times(4)],

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from absent import needs
 from carpool.frontend.calls.front_part import FrontPart
 from carpool.frontend.calls.request import (
     Infer,
@@ -95,6 +96,7 @@ def test_what_is_not_wrapped_says_nothing() -> None:
         assert ask(client, "/v2/models/echo/infer", "gate") is None
 
 
+@needs("cache")
 def test_only_what_is_switched_on_is_wrapped() -> None:
     """The lane of a version without any extension has no wrapper: its requests place themselves."""
     table = Table(bytearray(table_bytes(1)))
