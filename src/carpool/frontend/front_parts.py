@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.server import ServerSettings
 from carpool.extension import Extension
@@ -19,12 +19,14 @@ from carpool.frontend.calls.request import (
     RequestReply,
     SeesPictures,
 )
-from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
 from carpool.observe.counters import Cells, Row
 from carpool.observe.exemplars import Exemplars
 from carpool.types import Array
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.picture_service import PictureService
+    from carpool.frontend.pictures.workers import Workers
 
 
 class ServerOfParts:

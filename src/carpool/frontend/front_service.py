@@ -108,7 +108,10 @@ class FrontService(CallService):
         """Follows the catalogue after the others that watch, whose word this takes."""
         self.parts.load(catalog)
         parts = self.parts.in_order()
-        self.pictures.renew(catalog, [part.picture_model for part in parts if part.picture_model is not None])
+        if self._pictures is not None or any(entry.vision for entry in catalog.entries.values()):
+            self.pictures.renew(
+                catalog, [part.picture_model for part in parts if part.picture_model is not None]
+            )
         self.parts.follow(catalog)
         self.observers, self.see_pictures = self.parts.observers, self.parts.see_pictures
         self._renew_lanes()

@@ -29,6 +29,7 @@ class Content:
     slot: Slot | None = None  # the content's own, until it is offered
     tail = 0
     kept = False  # it may be wanted again
+    is_pictures = False  # it is `SentPictures`
     copied = False  # its bytes are wanted in the slot also where the engine could fetch them
     sent = False  # its tensors went to the engine
     gone = False  # the engine is done with them, and the slot may be used for something else

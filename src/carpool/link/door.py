@@ -195,6 +195,11 @@ class ModelEntry:
     vision: Json | None = None  # how it answers pictures; None: it takes only tensors
     extra: Json = field(default_factory=dict)  # by extension: what its front part needs to know
 
+    def due(self, arrived: float, deadline: float) -> float:
+        """Returns the client's deadline or the end of the SLO, whichever comes first."""
+        slo = self.batching.slo
+        return deadline if slo is None else min(deadline, arrived + slo)
+
 
 class IndexEntry(NamedTuple):
     """Describes a line of the repository index: also models that are not ready, with the reason."""

@@ -25,7 +25,7 @@ from carpool.extensions.tracing.request_spans import RequestSpans, SpanMessages,
 from carpool.extensions.tracing.settings import OtelSettings, read_otel
 from carpool.extensions.tracing.span_export import SpanExporter
 from carpool.frontend.calls.front_part import StartedWith
-from carpool.frontend.calls.trace_context import Origin, Parent, read_parent, read_state
+from carpool.frontend.calls.trace_context import Parent, RequestOrigin, read_parent, read_state
 from carpool.frontend.front_parts import ServerOfParts
 from carpool.link.door import PublishedModel
 from carpool.observe.columns import REQUEST_SECONDS, by_word
@@ -141,7 +141,7 @@ def record(number: int, trace: bytes, **more: Any) -> _Ended:
     entry: Any = type("Entry", (), {"name": "m", "version": "1", "published": PublishedModel()})()
     timing = more.pop("timing", Timing(0.002, 0.001, 0.004, 0.001, 3, number=number))
     return _Ended(
-        context, Origin("POST /x", {}), entry, 10.0, 10.02, 10.001, 10.015, 1, timing=timing, **more
+        context, RequestOrigin("POST /x", {}), entry, 10.0, 10.02, 10.001, 10.015, 1, timing=timing, **more
     )
 
 

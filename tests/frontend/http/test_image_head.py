@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.frontend.http.image_reading import read_accept, read_layout, read_query
+from carpool.frontend.http.image_reading import read_accept, read_layout
+from carpool.frontend.http.query_text import read_query
 
 
 @pytest.mark.parametrize(

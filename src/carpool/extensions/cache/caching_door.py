@@ -42,9 +42,8 @@ from carpool.frontend.calls.request import (
     Request,
 )
 from carpool.frontend.calls.reused_answer import EncodedAnswer
-from carpool.frontend.pictures.picture_service import promised
+from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.frontend.pictures.workers import stopping
 from carpool.link.contents import Content
 from carpool.link.door import Answer
 from carpool.memory.arena import Slot
@@ -208,7 +207,7 @@ class Lookup(Listener):
         found.joined[self] = None
         self.follows = found
         request = self._request
-        until = promised(self._entry, request.arrived, request.deadline)
+        until = self._entry.due(request.arrived, request.deadline)
         if until < INFINITY:
             self._timer = _later(until - monotonic(), self._too_late)
 

@@ -9,7 +9,7 @@ from carpool.errors import InvalidInput
 from carpool.frontend.access.keys import told
 from carpool.frontend.http.exchange import Collect, Exchange
 from carpool.frontend.http.http_service import HttpService, Variables
-from carpool.frontend.http.image_reading import read_query
+from carpool.frontend.http.query_text import read_query
 from carpool.frontend.http.small_routes import ASKED_S, per_request, with_json
 
 _TO_CHANGE = ("action", "hours")

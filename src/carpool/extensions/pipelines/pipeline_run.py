@@ -48,8 +48,8 @@ from carpool.extensions.pipelines.run_steps import (
     told,
 )
 from carpool.extensions.pipelines.settings import NAME, WITHOUT
+from carpool.frontend.calls.thread_errors import explained
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.frontend.pictures.workers import explained
 from carpool.link.door import Answer, Ask, Call, Hears
 from carpool.memory.arena import Slot
 from carpool.observe import columns

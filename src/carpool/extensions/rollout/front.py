@@ -21,7 +21,6 @@ from carpool.frontend.calls.request import (
     Listener,
     Request,
 )
-from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.link.door import Answer, ModelEntry, Sender
 from carpool.observe.logs import logger
@@ -159,7 +158,7 @@ class Beside(Listener):
         if spares and entry.batching.slo is not None and request.state != OVER:
             slo = entry.batching.slo
             reserve = min(_RESERVE[1] * slo, max(_RESERVE[0] * slo, 3.0 * split.stable_s))
-            late = promised(entry, request.arrived, request.deadline) - reserve
+            late = entry.due(request.arrived, request.deadline) - reserve
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, late - now), self._too_slow)
 
@@ -195,7 +194,7 @@ class Beside(Listener):
         """The candidate had it and failed, or is about to be late: run it on stable, if that can be in time.
         Its inputs are still in their slot; pictures that stable wants in another size are decoded again."""
         request, content, stable = self._request, self._content, self._split.stable
-        if monotonic() >= promised(request.entry, request.arrived, request.deadline):
+        if monotonic() >= request.entry.due(request.arrived, request.deadline):
             return False
         if isinstance(content, SentPictures):
             model = request.service.pictures.model(stable)

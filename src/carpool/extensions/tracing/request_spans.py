@@ -26,7 +26,7 @@ from carpool.frontend.calls.trace_context import (
     PARENT_FIELD,
     STATE_FIELD,
     Caller,
-    Origin,
+    RequestOrigin,
     TracedCall,
     read_parent,
     read_state,
@@ -55,7 +55,7 @@ class _Ended:
     not get so far. It holds nothing that holds the request's memory, so no exception either."""
 
     context: _Context
-    origin: Origin
+    origin: RequestOrigin
     entry: ModelEntry | None
     arrived: float
     ended: float

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import thread_time
+from typing import TYPE_CHECKING
 
 from carpool.frontend.calls.client_memory import ClientMemory
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
@@ -13,10 +14,12 @@ from carpool.frontend.calls.lane import Choice
 from carpool.frontend.calls.request import Observer, RequestService, SeesPictures
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_threads import FairThreads
-from carpool.frontend.pictures.picture_service import PictureService
 from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, CounterRow, Row
 from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.picture_service import PictureService
 
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 
@@ -42,7 +45,8 @@ class CallService(RequestService):
         self.server_row = block.server
         self.max_body_bytes = max_body_bytes
         self.memory = ClientMemory(door, max_body_bytes)
-        self.pictures = PictureService(door, picture_threads, self.row)
+        self._picture_threads = picture_threads
+        self._pictures: PictureService | None = None
         self.observers: tuple[Observer, ...] = ()
         self.see_pictures: tuple[SeesPictures, ...] = ()
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
@@ -50,6 +54,15 @@ class CallService(RequestService):
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
+
+    @property
+    def pictures(self) -> PictureService:
+        """Returns what serves images. A front end whose models take none never imports it."""
+        if self._pictures is None:
+            from carpool.frontend.pictures.picture_service import PictureService
+
+            self._pictures = PictureService(self.door, self._picture_threads, self.row)
+        return self._pictures
 
     def charge_to(self, accounts: Accounts) -> None:
         """Long work for a client is charged to these accounts from here on."""
@@ -69,4 +82,5 @@ class CallService(RequestService):
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.pictures.close()
+        if self._pictures is not None:
+            self._pictures.close()

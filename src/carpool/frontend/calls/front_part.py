@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
@@ -19,13 +19,15 @@ from carpool.frontend.calls.request import (
     SeesPictures,
 )
 from carpool.frontend.calls.trace_context import Caller
-from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
 from carpool.observe.counters import Cells, Row
 from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplars
 from carpool.types import Array
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.picture_service import PictureService
+    from carpool.frontend.pictures.sent_pictures import PictureModel
+    from carpool.frontend.pictures.workers import Workers
 
 SeesRefused: TypeAlias = Callable[[Caller, ModelEntry | None, CarpoolError, float], None]
 """Sees a request that is rejected at its head, with the time of that, before it is one of the model."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from carpool.compiling import mypyc_attr
 from carpool.errors import Cancelled, CarpoolError, Unavailable, Unsupported, without_stack
@@ -33,11 +33,9 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.lane import Choice, Infers, LooksEarly
 from carpool.frontend.calls.packing import AT_ONCE, fill_slot, is_in_place, put_pieces
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
-from carpool.frontend.calls.trace_context import Origin
+from carpool.frontend.calls.thread_errors import explained, stopping
+from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.clients.fair_threads import FairThreads, ThreadWork
-from carpool.frontend.pictures.picture_service import PictureService, promised
-from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.frontend.pictures.workers import PictureJob, explained, stopping
 from carpool.link.contents import Content, Pieces, Waiting
 from carpool.link.door import IN_PARTS, USUAL, Answer, Ask, Call, Door, Handling, ModelEntry, Sender
 from carpool.link.step_times import Times
@@ -51,6 +49,11 @@ from carpool.wire.classes import any_takes_long, with_classes
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.strings import Between, go_on
 from carpool.wire.v2 import Buffer, Placed, RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.picture_service import PictureService
+    from carpool.frontend.pictures.sent_pictures import SentPictures
+    from carpool.frontend.pictures.workers import PictureJob
 
 T = TypeVar("T")
 WherePlaced = Callable[[], Mapping[str, Placed]]
@@ -97,9 +100,9 @@ class RequestReply:
         """Returns what serves it now."""
         raise Unavailable("the client left")
 
-    def origin(self, error: CarpoolError | None) -> Origin:
+    def origin(self, error: CarpoolError | None) -> RequestOrigin:
         """Returns how it came, and how it was answered, for its span."""
-        return Origin("", {})
+        return RequestOrigin("", {})
 
     def request_id(self, request: Request) -> str:
         """Returns it as the client calls it; empty where it does not."""
@@ -179,7 +182,7 @@ class Observer(Protocol):
     def failed(self, call: Request, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
 
 
-SeesPictures: TypeAlias = Callable[[ModelEntry, SentPictures, Slot | None], None]
+SeesPictures: TypeAlias = "Callable[[ModelEntry, SentPictures, Slot | None], None]"
 """Sees what goes to the engine before it is decoded, with the slot of a file that lies in one already."""
 
 
@@ -190,7 +193,6 @@ class RequestService:
     log: Logger
     server_row: Row  # this process's counters that belong to no model
     memory: ClientMemory
-    pictures: PictureService
     threads: ThreadPoolExecutor
     fair_threads: FairThreads  # their work is charged to clients
     forward: ForwardedHeaders | None  # headers that models are told
@@ -198,6 +200,11 @@ class RequestService:
     see_pictures: tuple[SeesPictures, ...]
     lane: Callable[[ModelEntry], ModelLane]
     """Returns what requests for this version pass."""
+
+    @property
+    def pictures(self) -> PictureService:
+        """Returns what serves images."""
+        raise NotImplementedError
 
 
 class Request:
@@ -361,7 +368,7 @@ class Request:
             content.offer(self, head)
             return
         self._enter(head, gate=False)  # once more: another version had it before
-        self.pictures = content if isinstance(content, SentPictures) else None
+        self.pictures = cast("SentPictures", content) if content.is_pictures else None
         self.slot = slot
         assert content.offered_as is not None
         self._offer(content.offered_as, slot, content.tail)
@@ -441,7 +448,7 @@ class Request:
             self.slot = slot = pictures.slot_of_file(service.door)
             self._offer(pictures.head, slot, 0)
             return
-        self._until = until = promised(entry, self.arrived, self.deadline)
+        self._until = until = entry.due(self.arrived, self.deadline)
         # On a route it was counted at its head, and the gate looks at how many were.
         if on_route:
             given = self.deadline, until, now, self.sender, weight, self.client
@@ -581,7 +588,7 @@ class Request:
         """Takes one answer of several."""
         try:
             if self.state != OVER:
-                if isinstance(self.pictures, RoutePicture):
+                if self.pictures is not None:
                     answer.text = self.pictures.add(answer)
                 self.reply.part(self, answer)
         except CarpoolError as error:  # it could not be written: no more are wanted
@@ -604,7 +611,7 @@ class Request:
                     return
             in_parts = entry.traits.decoupled and entry.traits.in_parts(self.refuses_many)
             if (pictures is None and self._outlets is None) or in_parts:
-                if isinstance(pictures, RoutePicture) and answer.error is None:
+                if pictures is not None and answer.error is None:
                     pictures.conclude()
                 self._finish(answer)
             elif pictures is None or answer.error is not None:
@@ -890,7 +897,7 @@ class Request:
     def sent_fields(self) -> Mapping[bytes, bytes]:
         return self.reply.fields()
 
-    def origin(self, error: CarpoolError | None) -> Origin:
+    def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return self.reply.origin(error)
 
 

@@ -24,7 +24,7 @@ _SAMPLED = 1
 _MOST_MEMBERS = 32
 
 
-class Origin(NamedTuple):
+class RequestOrigin(NamedTuple):
     """Describes how a request came, in the words of its protocol's semantic conventions."""
 
     name: str
@@ -40,7 +40,7 @@ class Caller(Protocol):
     @property
     def sent_fields(self) -> Mapping[bytes, bytes]: ...
 
-    def origin(self, error: CarpoolError | None) -> Origin: ...
+    def origin(self, error: CarpoolError | None) -> RequestOrigin: ...
 
 
 class TracedCall(Caller, Protocol):

@@ -26,6 +26,7 @@ from carpool.frontend import documents
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.frontend.access.keys import Principal, holder, told
 from carpool.frontend.access.route_rules import Kind, rule_of
+from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import UnaryInfer
@@ -35,7 +36,6 @@ from carpool.frontend.grpc.message_fields import check_fields
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
 from carpool.frontend.grpc.rpc_heads import Metadata, Status
 from carpool.frontend.grpc.stream_infer import Stream
-from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import ModelEntry
 from carpool.wire.head import MAX_PARAMETERS, shorten
 from carpool.wire.proto import message_class

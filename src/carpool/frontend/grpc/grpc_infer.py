@@ -20,7 +20,7 @@ from carpool.frontend.calls.request import (
     RequestReply,
 )
 from carpool.frontend.calls.reused_answer import EncodedAnswer
-from carpool.frontend.calls.trace_context import Origin
+from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
@@ -28,7 +28,7 @@ from carpool.frontend.grpc.grpc_service import Failure, GrpcService, origin_of, 
 from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
-from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
+from carpool.frontend.pictures.image_tensors import sends_pictures
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -231,6 +231,8 @@ class GrpcCall(RequestReply):
                 return
             parts = self._moved(message, parts)
         if pictures:
+            from carpool.frontend.pictures.sent_pictures import TensorPictures
+
             model = service.pictures.model(self.request.entry)
             tail = b"".join(family.tensor_bytes(parts))
             read = await service.aside(self.request.client, len(tail), TensorPictures, model, head, tail)
@@ -302,6 +304,8 @@ class GrpcCall(RequestReply):
         family.lane = self._look_up(family.model, family.version)
         entry = family.lane.entry
         if sends_pictures(entry, family.head):
+            from carpool.frontend.pictures.sent_pictures import check_pictures
+
             check_pictures(entry, family.head)
         else:
             check_head(family.head, entry.signature)
@@ -331,7 +335,7 @@ class GrpcCall(RequestReply):
     def fields(self) -> Mapping[bytes, bytes]:
         return self._asked.headers
 
-    def origin(self, error: CarpoolError | None) -> Origin:
+    def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return origin_of("ModelStreamInfer" if self._more else "ModelInfer", error)
 
     def named(self, head: RequestHead) -> RequestHead:

@@ -16,7 +16,7 @@ from carpool.errors import CarpoolError, retry_after, without_stack
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.packing import AT_ONCE
-from carpool.frontend.calls.trace_context import Origin
+from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts
 from carpool.frontend.clients.dynamic_shares import Shares
 from carpool.frontend.clients.fair_threads import FairThreads
@@ -245,11 +245,11 @@ def status_of(error: CarpoolError) -> Status:
     return next(known, Status.INTERNAL)
 
 
-def origin_of(method: str, error: CarpoolError | None) -> Origin:
+def origin_of(method: str, error: CarpoolError | None) -> RequestOrigin:
     """Returns the origin of a call, for its span."""
     status = Status.OK if error is None else status_of(error)
     told = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
-    return Origin(f"{SERVICE}/{method}", {**told, "rpc.grpc.status_code": int(status)})
+    return RequestOrigin(f"{SERVICE}/{method}", {**told, "rpc.grpc.status_code": int(status)})
 
 
 def details_of(error: CarpoolError) -> str:

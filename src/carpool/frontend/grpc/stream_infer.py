@@ -14,6 +14,7 @@ from typing import Final
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, LongReply, Reply, read_metadata
 from carpool.frontend.grpc.grpc_service import (
@@ -24,7 +25,6 @@ from carpool.frontend.grpc.grpc_service import (
 )
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARAMETER
 from carpool.frontend.grpc.rpc import TOO_SLOW, Ended, Message, Rpc, begin_now
-from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import Answer
 from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_SENT

@@ -12,7 +12,7 @@ from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import rule_of
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
-from carpool.frontend.http import openapi, small_routes
+from carpool.frontend.http import small_routes
 from carpool.frontend.http.dialects import Destination, Dialect, routes_of_extensions
 from carpool.frontend.http.exchange import (
     BodyPlan,
@@ -23,12 +23,12 @@ from carpool.frontend.http.exchange import (
     hand_over,
 )
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter
-from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
+from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter, Variables
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.small_routes import ASKED_S
+from carpool.frontend.http.task_models import TASK_ROUTES
 from carpool.frontend.http.url_routes import Router, UrlRoute
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
@@ -45,17 +45,34 @@ def _post(pattern: str, handler: Handler) -> UrlRoute[Starter]:
     return UrlRoute("POST", pattern, small_routes.per_request(handler))
 
 
+def _starter_for(task: str | None) -> Starter:
+    """Returns a starter for a route that takes images: for a task, or for a model that the path names."""
+
+    def start(service: HttpService, head: HttpHead, variables: Variables) -> Start:
+        from carpool.frontend.http.image_route import ImageRoute  # with the first request that needs it
+
+        return ImageRoute(service, head, task, variables.get("model", "")).begin
+
+    return start
+
+
+def _describe(service: HttpService, exchange: Exchange, variables: Variables) -> None:
+    from carpool.frontend.http.openapi import describe  # with the first request that needs it
+
+    describe(service, exchange, variables)
+
+
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _HISTORY_S = 0.002  # of the front end's, to gather the points of 15 minutes
 
 ROUTES: tuple[UrlRoute[Starter], ...] = (
     UrlRoute("POST", f"{_MODEL}/infer", start_infer),
-    *(UrlRoute("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
-    UrlRoute("POST", "/models/{model}/predict", start_predict),
+    *(UrlRoute("POST", path, _starter_for(task)) for task, path in TASK_ROUTES.items()),
+    UrlRoute("POST", "/models/{model}/predict", _starter_for(None)),
     _get("/", small_routes.front_page),
     _get("/console/live", small_routes.console_live),
     _get("/console/{file}", small_routes.console_file),
-    _get("/openapi.json", openapi.describe),
+    _get("/openapi.json", _describe),
     _get("/docs", small_routes.docs),
     _get("/health", small_routes.health),
     _get("/metrics", small_routes.metrics),

@@ -25,7 +25,6 @@ from carpool.frontend.http.exchange import (
     Start,
 )
 from carpool.frontend.http.http_service import HttpService, Starter
-from carpool.frontend.http.image_reading import read_image_head
 from carpool.frontend.http.url_routes import UrlRoute
 from carpool.observe.logs import logger
 
@@ -124,7 +123,11 @@ class Destination(NamedTuple):
     events: Starter | None = None  # of a route for pictures, what takes these
 
     def chosen(self, head: HttpHead) -> Starter:
-        return self.starter if self.events is None or not read_image_head(head).events else self.events
+        if self.events is None:
+            return self.starter
+        from carpool.frontend.http.image_reading import read_image_head  # a server without images never does
+
+        return self.events if read_image_head(head).events else self.starter
 
 
 def routes_of_extensions(apis: Collection[str] = ()) -> Iterator[UrlRoute[Destination]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from functools import cache
 from importlib import resources
 from time import monotonic, thread_time
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -29,11 +29,13 @@ from carpool.frontend.http.exchange import (
     compress,
 )
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.picture_fetch import PictureFetcher
 from carpool.link.door import Catalog, Door
 from carpool.observe.columns import BYTES_SENT
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.picture_fetch import PictureFetcher
 
 log = logger("http")
 
@@ -191,12 +193,22 @@ class HttpService(FrontService):
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
         self.check_site: Callable[[Mapping[bytes, bytes], str], None] = _any_site
-        self.fetcher = PictureFetcher(picture_hosts, max_body_bytes)
+        self._picture_hosts = picture_hosts
+        self._fetcher: PictureFetcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def ready(self) -> bool:
         return self.door.serving and self.door.catalog.ready and self.door.catalog.able
+
+    @property
+    def fetcher(self) -> PictureFetcher:
+        """Returns what fetches images by their addresses, which most servers never do."""
+        if self._fetcher is None:
+            from carpool.frontend.http.picture_fetch import PictureFetcher
+
+            self._fetcher = PictureFetcher(self._picture_hosts, self.max_body_bytes)
+        return self._fetcher
 
     def answer_later(self, exchange: Exchange, document: Coroutine[Any, Any, object]) -> None:
         """Answer with the document once it is there."""
@@ -234,7 +246,8 @@ class HttpService(FrontService):
     def close(self) -> None:
         super().close()
         self.fair.close()
-        self.fetcher.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
         self.profiles.close()
         for task in self._tasks:
             task.cancel()

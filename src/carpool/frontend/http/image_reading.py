@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
 
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput, TooLarge
@@ -20,6 +19,7 @@ from carpool.frontend.http.exchange import (
     choose_encoding,
 )
 from carpool.frontend.http.infer_route import ATTEMPT_FIELD, DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
+from carpool.frontend.http.query_text import read_query
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Sender, checked, read_attempt, read_budget, read_latest, read_source
 from carpool.vision.heads import Buffer
@@ -43,7 +43,6 @@ _FIELDS = (
     ATTEMPT_FIELD,
 )
 _KEPT = 256
-_MOST_PARAMETERS = 32
 _WEIGHT = re.compile(rb"q=([01](?:\.[0-9]{0,3})?)")
 _PICTURES = {b"image/jpeg": "jpeg", b"image/png": "png", b"image/webp": "webp", b"image/*": "jpeg"}
 _DOCUMENTS = (b"application/json", b"application/*", b"*/*")
@@ -121,23 +120,6 @@ def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyles
         sized and not compressed and layout.kind == "raw",
         events,
     )
-
-
-def read_query(query: str) -> dict[str, str]:
-    try:
-        pairs = parse_qsl(
-            query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS, encoding="utf-8"
-        )
-    except ValueError:
-        raise InvalidInput(
-            f"the query is not UTF-8 text or has more than {_MOST_PARAMETERS} parameters", field="query"
-        ) from None
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name in found:
-            raise InvalidInput(f"{shown(name)} is given twice", field=name[:64])
-        found[name] = value
-    return found
 
 
 def wants_events(field: bytes) -> bool:

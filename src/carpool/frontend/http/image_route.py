@@ -24,7 +24,8 @@ from carpool.frontend.calls.request import (
     RequestReply,
 )
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
-from carpool.frontend.calls.trace_context import Origin
+from carpool.frontend.calls.thread_errors import stopping
+from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.body import GatheredBody
 from carpool.frontend.http.exchange import (
@@ -33,10 +34,9 @@ from carpool.frontend.http.exchange import (
     Exchange,
     HttpHead,
     Receive,
-    Start,
     status_of,
 )
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter, Variables
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
 from carpool.frontend.http.image_reading import BodyLayout, ImageHead, Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
@@ -50,7 +50,6 @@ from carpool.frontend.http.picture_reply import (
 )
 from carpool.frontend.http.task_models import default_model
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
-from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
 from carpool.link.step_times import Times, in_words
 from carpool.memory.arena import Slot
@@ -61,24 +60,12 @@ from carpool.types import StepTiming
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, PictureHead, heads_of_request, sniff
 from carpool.vision.picture_answers import Options
-from carpool.vision.tasks import kinds, options_of
+from carpool.vision.tasks import options_of
 from carpool.vision.tasks.task import cannot_draw
 from carpool.wire.v2 import encode_error
 
-TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
-
 _AT_ONCE_UNDER_WAY = 16
 """Pictures of one request: enough to fill batches, and no client takes all the slots."""
-
-
-def start_task(task: str) -> Starter:
-    """Returns a starter for a route that names what is wanted, and leaves it open who does it."""
-
-    return lambda service, head, _variables: ImageRoute(service, head, task).begin
-
-
-def start_predict(service: HttpService, head: HttpHead, variables: Variables) -> Start:
-    return ImageRoute(service, head, None, variables["model"]).begin
 
 
 class ImageTarget(NamedTuple):
@@ -269,7 +256,7 @@ class ImageCall(RequestReply):
     def fields(self) -> Mapping[bytes, bytes]:
         return self._whole.exchange.head.headers
 
-    def origin(self, error: CarpoolError | None) -> Origin:
+    def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return origin_of(self._whole.exchange, error, self._whole.service.fair.gate_status)
 
     def encode(self, request: Request, answer: Answer) -> EncodedAnswer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, prepare, takes_long
@@ -17,7 +17,7 @@ from carpool.frontend.calls.request import (
     RequestReply,
 )
 from carpool.frontend.calls.reused_answer import EncodedAnswer
-from carpool.frontend.calls.trace_context import Origin
+from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import (
     BodyPlan,
@@ -31,7 +31,7 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
 from carpool.frontend.http.long_answer import LONG_ANSWER, LongBody, LongEvents, WholeBody
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
+from carpool.frontend.pictures.image_tensors import may_hold_pictures
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -67,6 +67,9 @@ from carpool.wire.v2 import (
     read_header_length,
     with_id,
 )
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.sent_pictures import TensorPictures
 
 _ONE_ANSWER = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
 _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
@@ -351,6 +354,8 @@ class HttpCall(RequestReply):
         request = self.request
         request.give_back()
         model = request.service.pictures.model(request.entry)
+        from carpool.frontend.pictures.sent_pictures import read_tensor_pictures
+
         work = partial(read_tensor_pictures, body, self._route.asked.header_length, model)
         request.aside(len(body) > AT_ONCE, lambda _: work(), partial(self._looked, body))
 
@@ -377,7 +382,7 @@ class HttpCall(RequestReply):
     def fields(self) -> Mapping[bytes, bytes]:
         return self._exchange.head.headers
 
-    def origin(self, error: CarpoolError | None) -> Origin:
+    def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return origin_of(self._exchange, error, self._route.service.fair.gate_status)
 
     def facts(self, request: Request) -> Mapping[str, str]:

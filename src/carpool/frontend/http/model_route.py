@@ -14,7 +14,7 @@ from carpool.frontend.access.guard import check_model
 from carpool.frontend.calls.lane import Choice
 from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.calls.request import ModelLane
-from carpool.frontend.calls.trace_context import Origin
+from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.exchange import (
@@ -34,14 +34,14 @@ _MOST_SENDERS = 256
 _NAMED = {"models": "{model}", "predictions": "{model}", "versions": "{version}"}
 
 
-def origin_of(exchange: Exchange, error: CarpoolError | None, gate_status: int) -> Origin:
+def origin_of(exchange: Exchange, error: CarpoolError | None, gate_status: int) -> RequestOrigin:
     """With the route, in which what varies has no name: spans are counted by it."""
     head = exchange.head
     parts = [""]
     for before, part in pairwise(head.path.split("/")):
         parts.append(_NAMED.get(before) or ("{version}" if part.isdigit() else part))
     route = "/".join(parts)
-    return Origin(
+    return RequestOrigin(
         f"{head.method} {route}",
         {
             "http.request.method": head.method,
@@ -69,7 +69,7 @@ class AtHead:
     def sent_fields(self) -> Mapping[bytes, bytes]:
         return self._exchange.head.headers
 
-    def origin(self, error: CarpoolError | None) -> Origin:
+    def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return origin_of(self._exchange, error, self._gate_status)
 
 

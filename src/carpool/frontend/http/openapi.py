@@ -14,8 +14,7 @@ from carpool.frontend.documents import assumptions, task_of
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
-from carpool.frontend.http.image_route import TASK_ROUTES
-from carpool.frontend.http.task_models import in_order
+from carpool.frontend.http.task_models import TASK_ROUTES, in_order
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog, ModelEntry
 from carpool.observe.shared_history import KEPT_S
 from carpool.vision import draw, tasks

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.calls.packing import AT_ONCE
+from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.http.exchange import Exchange, answer_error
 from carpool.frontend.http.http_service import HttpService
-from carpool.frontend.pictures.workers import stopping
 
 Found = TypeVar("Found")
 

@@ -36,7 +36,7 @@ from carpool.frontend.http.http_service import (
     answer_document,
     site,
 )
-from carpool.frontend.http.image_reading import read_query
+from carpool.frontend.http.query_text import read_query
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S

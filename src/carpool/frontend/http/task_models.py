@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from carpool.config.model import Task
 from carpool.errors import NotFound
@@ -10,6 +10,9 @@ from carpool.frontend.access.keys import Principal
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
 from carpool.link.door import Catalog, ModelEntry
+from carpool.vision.tasks import kinds
+
+TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
 
 _MOST_MAYBE = 3  # models that an error names
 

@@ -121,7 +121,7 @@ class PictureService:
         passed = self._passed[entry.key]
         refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.ahead)
         if refusal is None and self.workers.waiting and not self.model(entry).encoded:  # else for no thread
-            until = promised(entry, now, deadline)
+            until = entry.due(now, deadline)
             refusal = self.cannot_decode(entry, until, now, weight_of_size(size), client)
         if refusal is None:
             passed.heads.append(now)
@@ -189,8 +189,3 @@ class PictureService:
 
     def close(self) -> None:
         self.workers.close()
-
-
-def promised(entry: ModelEntry, arrived: float, deadline: float) -> float:
-    """The client's deadline or the end of the promise, whichever comes first."""
-    return deadline if entry.batching.slo is None else min(deadline, arrived + entry.batching.slo)

@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
+from carpool.frontend.pictures.image_tensors import sends_pictures
 from carpool.link.contents import Content, Places
 from carpool.link.door import Answer, Catalog, Door, ModelEntry
 from carpool.memory.arena import Slot
@@ -58,7 +59,6 @@ MOST_WRITTEN = 1 << 20
 """Characters of one answer."""
 ANSWER = "answer"
 _IMAGE = "image"  # what every model's picture may be called
-_MARK = b'"BYTES"'
 ASKED_ON_A_ROUTE = RequestHead("", (), (), DEFAULT_OPTIONS, True, 0)
 
 _SAME_FOR_ALL = 65536
@@ -181,6 +181,7 @@ class SentPictures(Content):
 
     quick = False  # the answer is made in less time than a thread takes to wake up
     composes = True  # something is made of the outputs
+    is_pictures = True
     on_route = False  # of a picture route, where it was judged at its head already
     drawn: str | None = None  # the format of a drawing that is wanted instead of JSON
 
@@ -208,6 +209,13 @@ class SentPictures(Content):
     @property
     def model(self) -> PictureModel:
         return self._model
+
+    def add(self, answer: Answer) -> str:
+        """Returns the text of one piece of an answer."""
+        return answer.text
+
+    def conclude(self) -> None:
+        """Notes that no other piece of the answer follows."""
 
     @property
     def geometry(self) -> Geometry:
@@ -442,15 +450,6 @@ class TensorPictures(SentPictures):
 
 
 # ── pictures in v2 requests ──
-
-
-def may_hold_pictures(json: bytes | bytearray) -> bool:
-    """Takes a quick look at a head that is not read yet."""
-    return _MARK in json
-
-
-def sends_pictures(entry: ModelEntry, head: RequestHead) -> bool:
-    return entry.vision is not None and any(tensor.datatype is Datatype.BYTES for tensor in head.inputs)
 
 
 def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:

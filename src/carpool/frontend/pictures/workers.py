@@ -25,7 +25,7 @@ from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import INFINITY, Reason, Refusal, Terms
 from carpool.core.refusal_words import in_words
 from carpool.core.shares import OF_THE_REST
-from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
+from carpool.errors import Refused, without_stack
 from carpool.frontend.clients.fair_queue import FairQueue
 from carpool.observe.logs import logger
 
@@ -355,23 +355,3 @@ def _failed(then: Then, bug: Exception) -> None:
     _log.exception("result-lost")
     with contextlib.suppress(Exception):
         then(None, without_stack(bug))
-
-
-def stopping() -> Unavailable:
-    return Unavailable("the server is stopping", reason="stopping")
-
-
-def explained(error: BaseException | None, model: str) -> CarpoolError:
-    """Returns what a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
-    if isinstance(error, CarpoolError):
-        return without_stack(error)
-    if isinstance(error, asyncio.CancelledError):
-        return stopping()
-    if isinstance(error, MemoryError):
-        return Unavailable("there is not enough memory for this image now", reason="no-memory")
-    try:
-        raise error or RuntimeError("there was no result")
-    except BaseException as unexpected:
-        _log.exception("picture-failed", model=model)
-        without_stack(unexpected)
-        return CarpoolError(f"the server failed on this image: {type(unexpected).__name__}")
