@@ -1,1 +1,1 @@
-"""Implements what operators and registries ask of a running engine: rollouts, drift, questions."""
+"""Implements what operators ask of a running engine: loads, clients' memory, profiles."""

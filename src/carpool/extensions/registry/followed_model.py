@@ -156,7 +156,7 @@ class FollowedModel:
         return MlflowSource(self._server, f"models:/{name}/{version}", allow_pickle=pickles).resolve()
 
     def remember(self, state: FollowedState) -> None:
-        """Makes its versions what a load takes from here on; what nobody needs goes."""
+        """Makes its versions what a load takes from here on; what is not needed goes."""
         assert state.pointed is not None
         stable, candidate = state.pointed
         write_document(
@@ -177,8 +177,8 @@ class FollowedModel:
     def prepare(self) -> FollowedState:
         """Before anything is served: fetch what the addresses mean, and serve the stable one.
 
-        What was served before goes on being served if it is there still: a move is seen to later, by whoever
-        knows how to change versions under load.
+        What was served before goes on being served if it is there still: the watch sees to a move later,
+        which changes versions under load.
         """
         pointed = self.look()
         self.bring(pointed)
@@ -191,7 +191,7 @@ class FollowedModel:
 
 
 def _read(document: Mapping[str, Any]) -> FollowedState:
-    """Somebody may have edited it: what is not sound counts as unknown."""
+    """Reads a document that may have been edited: what is not sound counts as unknown."""
     try:
         stable, candidate = _pin(document["stable"]), document.get("candidate")
         serve = tuple(number for number in document["serve"] if type(number) is int)
@@ -212,7 +212,7 @@ def _pin(document: Mapping[str, Any]) -> Pin:
 
 
 class Registries:
-    """Holds the registry that a server was told of, and the store of what came from it."""
+    """Holds the registry that a server's settings name, and the store of what came from it."""
 
     def __init__(self, url: str, cache_dir: Path | None, environ: Mapping[str, str] | None = None) -> None:
         self._url = url
@@ -262,7 +262,7 @@ class Registries:
             try:
                 model = self.follow(folder)
             except ConfigError as error:
-                if error.field == "registry":  # else whoever reads all of its settings tells it
+                if error.field == "registry":  # else it is reported when all of its settings are read
                     complaints.append(f"{folder.name}: {error.message}")
                 continue
             if model is not None:

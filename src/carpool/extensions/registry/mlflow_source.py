@@ -62,7 +62,8 @@ _VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACK
 
 @dataclass(frozen=True, slots=True)
 class MlflowServer:
-    """Describes where it is, and who asks. Secrets are in no representation and no message."""
+    """Describes where it is, and with which key it is asked. Secrets are in no representation and no
+    message."""
 
     url: str  # without a user's name and password
     host: str
@@ -282,7 +283,7 @@ class MlflowSource:
                 yield PinnedFile(f"{below}{name}", size)
 
     def _name(self, entry: object) -> str:
-        """One part of a path: listings give no more, so that more is somebody's try to lead elsewhere."""
+        """One part of a path: listings give no more, so that more would lead elsewhere."""
         name = entry.get("path") if isinstance(entry, dict) else None
         sound = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME
         if not isinstance(name, str) or not sound or name in (".", "..") or "/" in name or "\\" in name:
@@ -328,7 +329,7 @@ class MlflowSource:
             what = f"more than {file.size}" if size > file.size else f"{size} of {file.size}"
             raise BadArtifacts(f"{pin.address}: {file.path} was received with {what} bytes")
 
-    # ---- what is told to the registry
+    # ---- what is sent to the registry
 
     def write_back(
         self, pin: Pin, state: str, rollout: str = "", metrics: Mapping[str, float] | None = None

@@ -3,7 +3,7 @@ hears.
 
 The candidate's address is rolled out as [rollout] says, or as its defaults do; so is the stable one where
 there is a [rollout], and else it takes over at once. A registry that is down stops nothing of this: a
-rollout's own record says which version serves, and the registry is told when it answers.
+rollout's own record says which version serves, and the registry is notified when it answers.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class RegistryRollouts:
         assert target is not None
         serving = self._serving(model)
         followed = self._watch.followed(model)
-        assert followed is not None  # who tells has it
+        assert followed is not None  # the watch, which calls this, has it
         state, known = followed.state, self._rollouts.find(model)
         record = None if known is None else known.record
         if record is not None and int(record.rollout.serving) in serving.keys() - {state.serve[0]}:
-            await self._adopt(record)  # the folder does not know yet; after that it is told again
+            await self._adopt(record)  # the folder does not know yet; after that it is called again
             return
         if record is not None and not record.rollout.over:
             under_way = int(record.rollout.candidate)
@@ -68,7 +68,7 @@ class RegistryRollouts:
                 self._hear(model, _news(record)._replace(metrics={}))  # the server may have ended before
                 return
             if stable is None and under_way in (pin.version for pin in state.pins):
-                return  # it is told again when that is over
+                return  # it is called again when that is over
             self._end(model, f"{target.address} points to version {target.version}", target.version)
         if stable is not None and rollout_settings(next(iter(serving.values())).config) is None:
             await self._swap(model, stable.version)
@@ -140,7 +140,7 @@ class RegistryRollouts:
             self._hear(record.model, _news(record))
 
     def _hear(self, model: str, news: _News) -> None:
-        """It is told in its own time, in order."""
+        """Notifies the registry in the order of the news, without waiting for it."""
         self._news.setdefault(model, deque(maxlen=_MOST_NEWS)).append(news)
         telling = self._telling.get(model)
         if telling is None or telling.done():

@@ -1,5 +1,5 @@
-"""Models that follow a registry: their addresses are looked at in time, and who changes versions is told of
-every move. A registry that is down, slow or wrong is a warning: what serves goes on serving."""
+"""Models that follow a registry: their addresses are looked at in time, and a `Follower` decides on every
+move. A registry that is down, slow or wrong is a warning: what serves goes on serving."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from carpool.engine.models.served import Served
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0  # between two tries of a registry that is down
-_BAD_S = 600.0  # before what cannot be taken is fetched again: somebody may have made room
+_BAD_S = 600.0  # before what cannot be taken is fetched again: there may be room by then
 _FOLDERS_S = 30.0  # models may come that follow one
 _MOVES, _REACHED, _SEEN = (single("registry", name) for name in ("moves", "up", "heard"))
 _DOWN, _UP = 1.0, 2.0  # 0: no model follows a registry
@@ -42,11 +42,11 @@ log = logger("registry")
 class Follower(Protocol):
     """Decides what becomes of a model whose addresses moved. Called in the engine's loop, one move at a time;
     the files of all versions that are named lie in the model's folder already. Errors are logged; the same
-    move is not told again until an address moves once more, except for `NotReady`."""
+    move is not repeated until an address moves once more, except for `NotReady`."""
 
     async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
-        """Where they point now, of what is neither served nor was decided on. Told again after a start while
-        that is so: what was begun then goes on. What else was begun is not wanted any more."""
+        """Where they point now, of what is neither served nor was decided on. Called again after a start
+        while that is so: what was begun then goes on. What else was begun is not wanted any more."""
 
     async def moved_back(self, model: str) -> None:
         """They point to what is served again: what was begun is not wanted any more."""
@@ -70,12 +70,12 @@ class _FollowedState:
     warned: str = ""  # the last complaint: once is enough
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     remembering: asyncio.Lock = field(default_factory=asyncio.Lock)
-    untold: dict[str, Tell] = field(default_factory=dict)  # by what it is about: told later
+    untold: dict[str, Tell] = field(default_factory=dict)  # by what it is about: notified later
     pointed_by_us: int = 0  # how often: a look that began before is out of date
 
 
 class RegistryWatch:
-    """`follower` makes whoever changes versions."""
+    """Looks at the addresses in time; `follower` makes what changes versions."""
 
     def __init__(self, engine: Engine, settings: ServerSettings, follower: MakeFollower) -> None:
         self._engine = engine
@@ -111,9 +111,9 @@ class RegistryWatch:
         instead_of: int = 0,
     ) -> None:
         """Sets which versions of the model a load takes from now on, the stable one first. The registry is
-        told how that one fares, and its stable alias follows, where that is wanted and it answers. `judged`
-        is the version that was decided on, `instead_of` the one that it was compared with: neither is told
-        again where it is pointed to, until an address moves."""
+        notified how that one fares, and its stable alias follows, where that is wanted and it answers.
+        `judged` is the version that was decided on, `instead_of` the one that it was compared with: neither
+        is reported again where it is pointed to, until an address moves."""
         watched = self._of(model)
         settings, version = watched.model.settings, serve[0]
 
@@ -150,8 +150,8 @@ class RegistryWatch:
     async def write_back(
         self, model: str, version: int, state: str, rollout: str = "", metrics: dict[str, float] | None = None
     ) -> None:
-        """To the registry, if it answers: nothing depends on it. How the version stands is told later, when
-        it answers again; metrics are of their moment."""
+        """To the registry, if it answers: nothing depends on it. How the version stands is notified later,
+        when it answers again; metrics are of their moment."""
         watched = self._of(model)
         followed, what = watched.model, f"version {version}"
 

@@ -67,7 +67,7 @@ class RemoteListing(NamedTuple):
 
 class RemoteFiles:
     """Represents one address, over fsspec. Its keys come from where each store's own tools look for them, and
-    are in no message: errors are told by their kind."""
+    are in no message: errors are named by their kind."""
 
     def __init__(self, address: str, budget: Budget, options: Mapping[str, Any] | None = None) -> None:
         self.address = address
@@ -123,7 +123,7 @@ class RemoteFiles:
         return RemoteListing(self._by_model(files, name.partition("@")[0]))
 
     def _walk(self, fs: Any, root: str, inside: str, seen: Counter[str]) -> Iterator[RemoteFile]:
-        """Hidden files are nobody's. `seen` counts files and folders of the whole address, each of which may
+        """Hidden files are left out. `seen` counts files and folders of the whole address, each of which may
         be as many as the budget's files, so that a listing has an end."""
         for info in fs.ls(f"{root}/{inside}".rstrip("/"), detail=True):
             full = str(info.get("name", "")).rstrip("/")
@@ -230,7 +230,7 @@ class RemoteFiles:
         return BadArtifacts(f"{self.shown}: more {kind} than remote_files allows, {self.budget.files:,}")
 
     def blocks(self, file: RemoteFile, start: int, length: int) -> Iterator[bytes]:
-        """Yields the file's bytes from `start` on. Whoever reads them counts."""
+        """Yields the file's bytes from `start` on. The caller counts them."""
         fs, _ = self._open()
         try:
             for at in range(start, file.size, length):

@@ -46,7 +46,7 @@ Tell = Callable[[str], None]
 
 class RemoteModel:
     """Implements a `VersionSource`: one model of a repository, as it was listed. `shown` is the tree that is
-    served now: what did not change is taken from there, as the very same files, so that nobody loads it
+    served now: what did not change is taken from there, as the very same files, so that it is not loaded
     again."""
 
     def __init__(
@@ -290,7 +290,7 @@ class RemoteRepository:
         self._tidy(home, keep=tree)
 
     def _show(self, name: str, tree: Path, *, whole: bool) -> None:
-        """Shows it by one rename of a link: who looks sees the old tree or the new one."""
+        """Shows it by one rename of a link: a reader sees the old tree or the new one."""
         if whole:
             tree = _repository_in(tree)
         link = self.folder if whole else self.folder / name
@@ -303,7 +303,7 @@ class RemoteRepository:
         new.replace(link)
 
     def _tidy(self, home: Path, keep: Path) -> None:
-        """The tree before this one stays, for whoever is reading it."""
+        """The tree before this one stays, for a process that is reading it."""
         trees = version_folders(home)
         others = {number: path.stat().st_mtime for number, path in trees.items() if path != keep}
         before = max(others, key=lambda number: others[number], default=int(keep.name))

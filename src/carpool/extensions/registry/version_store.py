@@ -28,7 +28,7 @@ _INCOMING = ".incoming-"
 LEFT_S = 24 * 3600.0  # what is fetched for so long was left behind
 _BLOCK = 1 << 20
 _MOST_LIST = 16 << 20
-_RESERVE = 256 << 20  # of the disk, for everybody else
+_RESERVE = 256 << 20  # of the disk, for other programs
 _KEPT = 2  # versions besides those that are needed: the way back
 
 
@@ -74,7 +74,7 @@ class VersionStore:
         return target
 
     def tidy(self, home: Path, needed: Collection[int]) -> None:
-        """Remove fetched versions that nobody needs, but for the last few, contents of no version, and the
+        """Remove fetched versions that no model needs, but for the last few, contents of no version, and the
         lists of versions whose contents are gone."""
         with suppress(OSError):
             fetched = {number: path for number, path in version_folders(home).items() if _mark(path)}

@@ -1,4 +1,4 @@
-"""Keeps pictures that two versions answered differently: a bounded ring in a folder that somebody named.
+"""Keeps pictures that two versions answered differently: a bounded ring in a folder that the settings name.
 
 `index.jsonl` has a line for each, with both answers; beside it the pictures as they came. A file is complete
 or absent. The oldest go first, by number and by bytes.

@@ -25,7 +25,7 @@ from carpool.observe.logs import logger
 log = logger("rollout")
 
 _LONGEST_S = 3600.0
-_LOOK_S = 0.5  # between two looks whether anybody still wants to know
+_LOOK_S = 0.5  # between two looks whether the result is still wanted
 _LOWEST = 19
 _MOST_SAID = 300
 _CODE = (
@@ -95,7 +95,7 @@ class LabelledCheck:
 
 
 def _run(command: list[str], environment: dict[str, str], wanted: Callable[[], bool]) -> Labelled:
-    """Until it ends, takes too long, or nobody wants to know any more. In a thread that waits."""
+    """Runs until it ends, takes too long, or its result is not wanted any more. In a thread that waits."""
     # A session of its own: what it starts ends with it.
     process = subprocess.Popen(
         command,

@@ -69,7 +69,7 @@ class Mirror:
         at, tokens = self._tokens.get(name, (now, _PER_SECOND))
         tokens = min(_PER_SECOND, tokens + (now - at) * _PER_SECOND)
         wanted = tokens >= 1.0
-        self._tokens[name] = now, tokens - wanted  # who is not compared takes nothing from whoever comes next
+        self._tokens[name] = now, tokens - wanted  # what is not compared leaves them to later requests
         if not wanted:
             self.skipped(split, "thinned")
         return wanted
@@ -105,7 +105,7 @@ class Mirror:
         self._report(split)["fallbacks"] += 1
 
     def shadow_failed(self, split: Split, error: CarpoolError) -> None:
-        """The candidate failed what stable had answered; nobody saw it."""
+        """Notes that the candidate failed a request that stable had answered, unseen by its client."""
         self._server.row(split.candidate).add(COMPARED["candidate-failed"])
         self.count_failure(split, split.candidate, error)
 
@@ -181,14 +181,14 @@ class Mirror:
     def _flush(self) -> None:
         self._flushing = None
         reports, self._reports = self._reports, {}
-        told = [{"model": model, "epoch": epoch, **seen} for (model, epoch), seen in reports.items()]
-        task = asyncio.get_running_loop().create_task(self._tell(told))
+        seen = [{"model": model, "epoch": epoch, **report} for (model, epoch), report in reports.items()]
+        task = asyncio.get_running_loop().create_task(self._send(seen))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, told: Sequence[Mapping[str, Any]]) -> None:
+    async def _send(self, seen: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(CarpoolError):  # an engine that is gone counts anew
-            await self._server.ask("rollout/seen", {"seen": told})
+            await self._server.ask("rollout/seen", {"seen": seen})
 
     def close(self) -> None:
         if self._flushing is not None:

@@ -1,5 +1,5 @@
 """What is looked at before a candidate gets any traffic: which versions there are, whether it is another
-model in disguise, and how fast it is; and what is told of it.
+model in disguise, and how fast it is; and what is reported of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pinned(
     held: Held | None = None,
 ) -> ModelConfig:
     """Returns the settings with the versions that a rollout wants loaded: the one that serves first, and
-    alone until it does, so that a candidate which does not load keeps nobody waiting. For any thread."""
+    alone until it does, so that no request waits for a candidate which does not load. For any thread."""
     present = version_folders(folder)
     wanted: tuple[int, ...] = ()
     if rollout is None:
@@ -75,7 +75,7 @@ def swapped_in(
     sent_back: Collection[int],
 ) -> bool:
     """Returns whether the newest of these serves as if there had been no rollout: the last one was asked for
-    by hand and is over, the settings ask for none, and nobody has sent back what came since."""
+    by hand and is over, the settings ask for none, and what came since was not sent back."""
     newest = max(versions, default=0)
     known = rollout.over and newest > int(rollout.candidate) and newest not in sent_back
     return known and by_hand and "rollout" not in config.extra
@@ -85,7 +85,7 @@ def _without_serving(
     config: ModelConfig, rollout: Rollout, unjudged: Collection[int], loaded: Collection[int]
 ) -> ModelConfig:
     """The version that answers is not in its folder any more. What is in memory goes on, and else stable, or
-    any other, is served, but for those that did not take over: whoever wants one of them has to name it."""
+    any other, is served, but for those that did not take over: a request for one of them has to name it."""
     if isinstance(config.versions, SpecificVersions):
         return config
     over = rollout.stable == rollout.candidate
@@ -138,7 +138,7 @@ def not_for_two(model: ModelState | None) -> str:
 
 def differences(stable: Served, candidate: Served) -> list[str]:
     """Returns what clients of one would notice about the other, in words. Labels may grow; and where clients
-    send pictures, their size is nobody's business."""
+    send pictures, their size does not matter."""
     return list(_differences(stable, candidate))
 
 

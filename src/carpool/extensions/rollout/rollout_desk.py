@@ -1,4 +1,4 @@
-"""Answers what front ends tell and ask about rollouts: what they saw, how one stands, what to do,
+"""Answers what front ends report and ask about rollouts: what they saw, how one stands, what to do,
 complaints."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from carpool.observe.logs import logger
 log = logger("rollout")
 
 ACTIONS = ("start", "promote", "pause", "resume", "abort")
-_TOWARDS_STABLE = ("pause", "abort")  # always open to whoever may control models
+_TOWARDS_STABLE = ("pause", "abort")  # always open to keys that may control models
 _APART_S = 5.0  # between two comparisons of one source, whichever front ends saw them
 _MOST_SOURCES = 10_000
 _MOST_IDS, _ID_S = 100_000, 86400.0
@@ -202,7 +202,7 @@ class RolloutDesk:
         }
 
     def _not_loaded(self, name: str) -> str:
-        """Returns why nobody answers for this model, if nobody does."""
+        """Returns why no version of this model answers, if none does."""
         model = self._engine.control.known(name)
         if model is None or model.serving:
             return ""

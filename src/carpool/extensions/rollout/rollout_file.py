@@ -39,10 +39,10 @@ _PLAIN = re.compile(r"[^0-9A-Za-z._-]+")
 class Mark(NamedTuple):
     """Which of the rollouts that replicas share this is, and how far it has come."""
 
-    run: int = 0  # counted up by every start; 0 was shared with nobody
+    run: int = 0  # counted up by every start; 0 was not shared
     start: str = ""  # tells two apart that were begun at the same time
     change: int = 0  # of its state, counted
-    first: str = ""  # who was stable before it began
+    first: str = ""  # the stable version before it began
 
 
 NOT_SHARED = Mark()
@@ -73,7 +73,8 @@ class Record:
 
     @property
     def begun(self) -> bool:
-        """False: nothing was rolled out yet, and this only says who was there first (`of_the_first`)."""
+        """Returns False if nothing was rolled out yet, and this only names the first version
+        (`of_the_first`)."""
         return bool(self.mark.run) or not (self.rollout.over and len(self.history) == 1)
 
     @property
@@ -116,7 +117,7 @@ class Record:
 
 
 def of_the_first(model: str, plan: RolloutSettings, version: str, at: float) -> Record:
-    """A model has no rollout yet: who serves it is written down all the same, so that no version which comes
+    """Returns a record of the version that serves a model without a rollout, so that no version which comes
     later is taken for that one."""
     first = Record(model, plan, Rollout(version, version, State.DONE, why="it was the first"))
     first.note(at, "", first.rollout.why)
@@ -187,7 +188,7 @@ def write_document(path: Path, document: bytes) -> None:
 
 def read_record(path: Path) -> tuple[Record | None, str]:
     """What was kept, if anything; and a sentence about a file that could not be read. It stays where it is,
-    since a person is to look at it. Who reads it is the next to write it: what a writer that was killed has
+    since a person is to look at it. Its reader is the next to write it: what a writer that was killed has
     left is removed."""
     with contextlib.suppress(OSError):
         for left in path.parent.glob(f".{path.name}.*"):

@@ -5,11 +5,11 @@ end is over the limit, proven when its upper end is under it, and else it waits.
 promoted: without traffic a rollout waits for ever, and says so.
 
 Errors, late answers and complaints are rare, so it is asked whose they are: of all that happened to both, how
-many times as often to the candidate. Where next to nothing happens to anybody there is nothing to compare:
+many times as often to the candidate. Where hardly anything goes wrong there is nothing to compare:
 then it is enough that it happens to at most one of fifty of the candidate's answers.
 
-When the candidate has taken over, nobody answers beside it: then it is held against what stable did before,
-in the last step that both were in.
+When the candidate has taken over, no version answers beside it: then it is held against what stable did
+before, in the last step that both were in.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Counts:
         return total
 
     def forget(self) -> None:
-        """Forgets the counts, since somebody looked at it and let it go on."""
+        """Forgets the counts, since an operator looked at it and let it go on."""
         self.stable, self.candidate, self.compared_here = Side(), Side(), 0
         self.compared = self.differ = 0
 
@@ -140,7 +140,7 @@ def _confidence(plan: RolloutSettings) -> float:
 
 
 def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> list[str]:
-    """Returns, for somebody who wonders what it waits for, how many more, and what became of the others.
+    """Returns, for an operator who wonders what it waits for, how many more, and what became of the others.
     Takes a few milliseconds."""
     if state not in (State.SHADOW, State.CANARY):
         return []

@@ -1,4 +1,4 @@
-"""Implements the states of a rollout: a pure machine that is told the time and what the guards say.
+"""Implements the states of a rollout: a pure machine, which gets the time and what the guards say.
 
     loading → checked → shadow → canary 1 … n → full → standby → retired → done
        │         │         │         │            │       │
@@ -106,7 +106,7 @@ class Rollout:
 
     @property
     def serving(self) -> str:
-        """Who answers what names no version, apart from the canary's share."""
+        """Returns the version that answers requests without one, apart from the canary's share."""
         return self.candidate if (self.before or self.state) in TAKEN_OVER and not self.held else self.stable
 
     @property
@@ -143,7 +143,7 @@ class Rollout:
         return replace(self, state=state, step=step, spent=0.0, since=now, before=None, held=False, why=why)
 
     def stopped(self, now: float) -> Rollout:
-        """Returns it as it is written down: whoever reads it has another clock."""
+        """Returns it as it is written down: its reader has another clock."""
         return replace(self, spent=self.elapsed(now), since=None)
 
     def going(self, now: float) -> Rollout:

@@ -1,8 +1,8 @@
-"""Drives rollouts: loads candidates, tells front ends who answers what, counts what they saw, and decides.
+"""Drives rollouts: loads candidates, publishes which version answers what, counts reports, and decides.
 
 What a state means is in `rollout_states`, which is pure; here it meets models, files and the clock.
-Every change is one catalogue: who serves and which share the candidate has travel together, and nothing of
-the model's folder is read for it. What is not needed any more is unloaded behind that.
+Every change is one catalogue: which version serves and which share the candidate has travel together, and
+nothing of the model's folder is read for it. What is not needed any more is unloaded behind that.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Rollouts(LoadListener):
         self._held: dict[str, Held] = {}  # by model, of those whose state says nothing that can be acted on
         self._claims = StateClaims(f"process {os.getpid()}, HTTP port {settings.http_port}")
         self._busy: set[str] = set()  # models that are being brought to what their rollout wants
-        self._asked: set[str] = set()  # and those of which somebody has asked so
+        self._asked: set[str] = set()  # and those for which that was asked
         self.disk = ThreadPoolExecutor(1, thread_name_prefix="rollouts")  # files are written in their order
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._arrivals = MinuteRates(monotonic())
-        self.listeners: list[Callable[[Record], None]] = []  # told of every change
+        self.listeners: list[Callable[[Record], None]] = []  # called with every change
         self._labelled = LabelledCheck(server, self.home, self.decide)
         self.shared: SharedRollouts | None = None
         if where := settings.option("rollout_state"):
@@ -153,8 +153,8 @@ class Rollouts(LoadListener):
             log.info("rollout-read", model=name, state=str(record.rollout.state))
 
     def _claim(self, file: Path) -> str:
-        """Returns who has this state, if another server does. A folder that cannot be written to is nobody's:
-        that is reported when something is written."""
+        """Returns which other server has this state, if one does. A folder that cannot be written to has
+        none: that is reported when something is written."""
         try:
             return self._claims.take(file)
         except OSError:
@@ -187,8 +187,8 @@ class Rollouts(LoadListener):
                 self._fail_changed(watched, version)
 
     def _fail_changed(self, watched: WatchedRollout, version: str) -> None:
-        """Fails a rollout whose files changed: whoever changes files in the middle of it has to say that they
-        are whole, by `start`."""
+        """Fails a rollout whose files changed: after a change in the middle of it, `start` has to say that
+        they are whole."""
         record = watched.record
         if not self._retire_without(watched, version, f"the files of version {version} changed"):
             record.digests[record.rollout.candidate] = _CHANGED
@@ -216,7 +216,8 @@ class Rollouts(LoadListener):
         self.do(self._follow(model.name))
 
     async def _follow(self, name: str) -> None:
-        """Go on with a model's rollout, or begin one. Who asks meanwhile is heard by who is at it."""
+        """Go on with a model's rollout, or begin one. What is asked meanwhile is done by the call under
+        way."""
         self._asked.add(name)
         if name in self._busy:
             return
@@ -271,7 +272,7 @@ class Rollouts(LoadListener):
             await asyncio.to_thread(digest_of, home, str(candidate)),
         ):
             return
-        with contextlib.suppress(WrongState, Unavailable):  # somebody was faster, or it is tried later
+        with contextlib.suppress(WrongState, Unavailable):  # another start was faster, or it is tried later
             await self.start(name, plan, str(stable), str(candidate), "a new version is in the folder")
 
     async def start(
@@ -287,8 +288,8 @@ class Rollouts(LoadListener):
         """From here on its versions are what the rollout says; `bring` loads them."""
         if (held := self._held.get(name)) is not None and held.elsewhere:
             raise WrongState(held.why)
-        home, before = self.home(name), self.find(name)  # who was there first may be written down meanwhile
-        assert home is not None  # who asks has looked
+        home, before = self.home(name), self.find(name)  # the first version may be written down meanwhile
+        assert home is not None  # the callers have looked
         if unfit := not_for_two(self._control.known(name)):
             raise WrongState(f"'{name}' cannot be rolled out: {unfit}")
         digest = await asyncio.to_thread(digest_of, home, candidate)
@@ -351,7 +352,7 @@ class Rollouts(LoadListener):
             self._fail(watched, why)
             return
         if record.rollout.over or self._models.get(name) is not watched:
-            self.do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
+            self.do(self._unload_loser(name))  # it was ended while its candidate was being loaded
             return
         if missing := self._missing(record):
             why = f"version {missing[0]} does not exist"
@@ -415,7 +416,7 @@ class Rollouts(LoadListener):
             carries, carrier(stable), carrier(candidate), list(record.rates)
         )
         if record.rollout.over or self._missing(record):
-            return  # somebody ended it, or unloaded the model, meanwhile
+            return  # it was ended, or the model unloaded, meanwhile
         watched.stamps = {version: files.of(int(version)) for version in versions}
         watched.identities = self._identities(record)
         watched.ready = True
@@ -460,8 +461,9 @@ class Rollouts(LoadListener):
                     row.add(ROLLBACKS[verdict.guard])
             self.change(watched, after)
 
-    def change(self, watched: WatchedRollout, after: Rollout, *, told: bool = False) -> None:
-        """One catalogue: from here on everybody does as this state says. `told`: by the other replicas."""
+    def change(self, watched: WatchedRollout, after: Rollout, *, shared: bool = False) -> None:
+        """Publishes one catalogue: from here on all front ends do as this state says. `shared`: another
+        replica has made the change."""
         record, decided = watched.record, monotonic()
         before, record.rollout = record.rollout, after
         total = watched.counts
@@ -473,7 +475,7 @@ class Rollouts(LoadListener):
             record.counts = Counts()  # all that was counted before is kept together
             if after.over:  # what it was judged by
                 record.counts, watched.others = total, Counts()
-            if not told:
+            if not shared:
                 self.shared.decided(record.model, record.mark, after)
                 record.mark = record.mark._replace(change=record.mark.change + 1)
         watched.epoch = max(watched.epoch + 1, time.time_ns() // 1000)
@@ -498,7 +500,7 @@ class Rollouts(LoadListener):
         the same time: all report one reason, and a pause in which stable answers everything holds for all."""
         record, mine = watched.record, watched.record.rollout
         if mine.state is State.PAUSED and not mine.alike(first):
-            self.change(watched, first, told=True)
+            self.change(watched, first, shared=True)
         elif mine.why != first.why:
             record.reword(first.why)
             watched.save(self.disk)
@@ -605,7 +607,7 @@ class Rollouts(LoadListener):
             self.shared.propose(watched, after)
             return
         if before.held and not after.held and not after.over:
-            watched.record.counts.forget()  # somebody has looked at what was broken
+            watched.record.counts.forget()  # an operator has looked at what was broken
         if after is not before:
             self.change(watched, after)
             self.decide(watched)

@@ -1,7 +1,7 @@
 """Chooses which version of a model answers a request that names none, while one takes over from another.
 
 The one place that chooses. What keeps to one side (a camera's name, a header) is hashed with the candidate's
-digest: whoever is in a share of a tenth is also in that of a half, and all replicas choose alike. A request
+digest: a camera in a share of a tenth is also in that of a half, and all replicas choose alike. A request
 with nothing to keep to is drawn by the time at which its head came.
 """
 
@@ -44,7 +44,7 @@ class Usual:
 
 
 class Split:
-    """Describes two versions of one model, and who gets which."""
+    """Describes two versions of one model, and which requests each one gets."""
 
     __slots__ = (
         *("_header", "_of_candidate", "_salt", "alike", "candidate", "route", "stable", "stable_s"),
@@ -98,7 +98,7 @@ class Routing:
         self.splits: dict[str, Split] = {}
 
     def follow(self, catalog: Catalog) -> None:
-        """Takes over who answers what from a new catalogue."""
+        """Takes the versions and their shares from a new catalogue."""
         before, self.splits = self.splits, {}
         for name, route in splits_of(catalog).items():
             stable, candidate = (
@@ -114,8 +114,8 @@ class Routing:
                     split.usual = known.usual
 
     def split(self, name: str, wish: str = "", *, tensors: bool) -> Split | None:
-        """Returns who answers requests for this model, if that is a question. For versions that take pictures
-        of different sizes it is one for pictures only: whoever sends tensors has made them for stable."""
+        """Returns the two versions that requests for this model are divided between, if they are. With
+        versions that take pictures of different sizes only pictures are: tensors were made for stable."""
         split = self.splits.get(name)
         if split is not None and tensors and not split.alike:
             split = None

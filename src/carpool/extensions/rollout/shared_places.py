@@ -1,9 +1,9 @@
 """Defines where replicas keep what they know together: a folder on a volume that all of them see, or a Redis
 server.
 
-A document is read whole, and is changed only by whoever has read what lies there: in a folder under a lock
-and by a rename, in Redis by a script. Who cannot be reached within a second is not waited for. The rules of
-`shared_state` do not depend on any of that: what was lost is written again by whoever knows it.
+A document is read whole, and is changed only by a replica that has read what lies there: in a folder under a
+lock and by a rename, in Redis by a script. What cannot be reached within a second is not waited for. The
+rules of `shared_state` do not depend on any of that: a replica that knows what was lost writes it again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def place_of(setting: str, secret: str) -> SharedPlace:
 
 class FolderPlace:
     """All that touches the volume is done in one thread: one that hangs holds up nothing else. While it does,
-    nothing more is asked of it: what nobody waits for any more would pile up behind it."""
+    nothing more is asked of it: what is not waited for any more would pile up behind it."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
@@ -127,7 +127,7 @@ class FolderPlace:
 
     def _read(self, path: Path) -> bytes | None:
         """The folder itself is never made: where it is missing, the volume is not there. Opening asks a
-        network's file system anew, where the time of the last change may be told from memory."""
+        network's file system anew, where the time of the last change may come from memory."""
         try:
             return read_regular(path, _MOST_BYTES)
         except FileNotFoundError:
@@ -146,7 +146,7 @@ class FolderPlace:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Among all that see the folder; the kernel lets go for whoever dies."""
+    """Among all that see the folder; the kernel releases it for a process that dies."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         for _ in range(_LOCK_TRIES):

@@ -1,9 +1,9 @@
-"""Rollouts that several replicas share: what others did is done here, and what happened here is told.
+"""Shares rollouts between replicas: repeats here what others did, and reports what happened here.
 
 What that means is in `shared_state`, which is pure, and where it lies in `shared_places`. A
-change towards stable is made here at once, and told; one that goes on is made there first, by one replica,
-and only when all that are alive have loaded the candidate. Who cannot reach the place goes on serving, stays
-in the state that he is in, and after two seconds sends nothing to a candidate that has not taken over.
+change towards stable is made here at once, and reported; one that goes on is made there first, by one
+replica, and only when all that are alive have loaded the candidate. A replica that cannot reach the place
+goes on serving, keeps its state, and after two seconds sends nothing to a candidate that has not taken over.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class OwnRollouts(Protocol):
 
     def decide(self, watched: WatchedRollout) -> None: ...
 
-    def change(self, watched: WatchedRollout, after: Rollout, *, told: bool = False) -> None: ...
+    def change(self, watched: WatchedRollout, after: Rollout, *, shared: bool = False) -> None: ...
 
     def moved(self, watched: WatchedRollout, after: Rollout) -> None: ...
 
@@ -98,7 +98,7 @@ class SharedRollouts:
         self._rollouts = rollouts
         self._known: dict[str, SharedRollout] = {}  # by model
         self._turns: dict[str, asyncio.Lock] = {}  # by model: one exchange at a time
-        self._decided: dict[str, list[tuple[Mark, Rollout]]] = {}  # here, and nobody else knows
+        self._decided: dict[str, list[tuple[Mark, Rollout]]] = {}  # here, and no other replica knows of it
         self._proposed: set[str] = set()
         self._beats: dict[str, tuple[int, float]] = {}  # by replica: the last, and when it was seen
         self._told_at: dict[str, float] = {}
@@ -106,7 +106,7 @@ class SharedRollouts:
         self._heard_at = monotonic()
         self._wake = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
-        self._damaged: dict[str, bytes] = {}  # what was told already
+        self._damaged: dict[str, bytes] = {}  # what was logged already
 
     def close(self) -> None:
         if self._looking is not None:
@@ -127,8 +127,8 @@ class SharedRollouts:
         if watched is not None:
             record = watched.record
             if not record.rollout.over:
-                record.counts = Counts()  # what the life before this one counted is told already
-            if record.mark.run or not record.rollout.over:  # what ended before it was shared is nobody else's
+                record.counts = Counts()  # what the process before this one counted is reported
+            if record.mark.run or not record.rollout.over:  # else it ended before it was shared
                 self._known[name] = of_record(record, monotonic())
         give_up = monotonic() + (0.0 if self.cut_off else _FIRST_LOOK_S)
         while True:
@@ -182,7 +182,8 @@ class SharedRollouts:
         raise OutOfReach("other replicas keep changing it")
 
     def _understood(self, name: str, found: StoredState) -> SharedRollout | None:
-        """Half a file, or one that nobody here wrote, is nothing: whoever knows more writes it again."""
+        """Returns None for half a file, or for one of another program: a replica that knows more writes
+        it."""
         if found.lies is None:
             return None
         try:
@@ -238,7 +239,7 @@ class SharedRollouts:
         if watched is not None and watched.record.mark[:2] == shared.mark[:2]:
             watched.record.mark = shared.mark
             if not watched.record.rollout.alike(rollout):
-                self._rollouts.change(watched, rollout, told=True)
+                self._rollouts.change(watched, rollout, shared=True)
             return watched
         digests = dict(shared.digests)
         self._rollouts.new(Record(name, shared.plan, rollout, shared.by_hand, digests, mark=shared.mark))
@@ -285,7 +286,7 @@ class SharedRollouts:
         self._wake.set()
 
     def propose(self, watched: WatchedRollout, after: Rollout) -> None:
-        """Proposes to go on. Whoever is first does it for all."""
+        """Proposes to go on. The first replica does it for all."""
         record = watched.record
         rollout = record.rollout
         if rollout.state is State.LOADING and rollout.elapsed(monotonic()) < _INTRODUCED_S:
@@ -310,7 +311,7 @@ class SharedRollouts:
     async def _go_on(self, name: str, seen: tuple[Any, ...], after: Rollout) -> None:
         def change(shared: SharedRollout | None) -> SharedRollout | None:
             if shared is None or shared.rank != seen:
-                return shared  # somebody was faster
+                return shared  # another replica was faster
             return shared.went(after.stopped(monotonic()), self._alive())
 
         try:
@@ -320,8 +321,8 @@ class SharedRollouts:
             self._proposed.discard(name)
 
     async def act(self, watched: WatchedRollout, action: Callable[[Rollout], Rollout]) -> None:
-        """Does what was asked by hand. What goes on is done to what all know, so that nobody goes on from
-        what is over."""
+        """Does what was asked by hand. What goes on is done to what all know, so that no replica goes
+        on from what is over."""
         record = watched.record
         after = action(record.rollout)
         if not goes_on(after):

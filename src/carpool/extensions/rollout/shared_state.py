@@ -35,7 +35,7 @@ _ENDS = {State.FAILED: 1, State.RETIRED: 2, State.DONE: 2, State.ROLLED_BACK: 3}
 
 
 class NewerFormat(ValueError):
-    """Whoever wrote it knows more than we do: it is left alone."""
+    """Means that a newer release wrote it, which knows more: it is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SharedRollout:
         return replace(self, rollout=rollout, parts={**self.parts, replica: part})
 
     def went(self, after: Rollout, live: Collection[str], *, forget: bool = False) -> SharedRollout:
-        """Returns the next state. Sides count anew in another stage; with `forget`, somebody has looked at
+        """Returns the next state. Sides count anew in another stage; with `forget`, an operator has looked at
         what was broken."""
         before = self.counted()
         if forget:
@@ -90,7 +90,7 @@ def rank(mark: Mark, rollout: Rollout) -> tuple[int, str, int, int]:
 
 
 def merged(mine: SharedRollout | None, other: SharedRollout | None) -> SharedRollout | None:
-    """The higher of two, whichever is told first; two that are alike, with the parts of both."""
+    """Returns the higher of two, whichever is known first; two that are alike, with the parts of both."""
     if mine is None or other is None:
         return mine or other
     if mine.rank != other.rank:

@@ -9,7 +9,7 @@ from carpool.link.door import Catalog
 
 
 class RolloutSplit(NamedTuple):
-    """Who answers requests that name no version, while one version takes over from another."""
+    """Says which version answers requests that name none, while one takes over from another."""
 
     stable: str
     candidate: str
@@ -22,7 +22,7 @@ class RolloutSplit(NamedTuple):
     epoch: int = 0  # what is counted under one number belongs together
     keeps: bool = False  # pictures that are answered differently are kept
     limits: Mapping[str, float] = {}  # from when on answers differ
-    slower: float = 0.0  # times as long as stable: such answers are counted; 0: nobody asks
+    slower: float = 0.0  # times as long as stable: such answers are counted; 0: they are not
 
 
 def splits_of(catalog: Catalog) -> dict[str, RolloutSplit]:

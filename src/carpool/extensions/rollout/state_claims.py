@@ -33,7 +33,8 @@ class StateClaims:
         self._locks: dict[Path, int] = {}
 
     def take(self, file: Path) -> str:
-        """Claims the state in this file; returns who has it, if it is not ours now. Raises OSError."""
+        """Claims the state in this file; returns the name of the server that has it, if it is not ours now.
+        Raises OSError."""
         if file in self._locks:
             return ""
         file.parent.mkdir(parents=True, exist_ok=True)

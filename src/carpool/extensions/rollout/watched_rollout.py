@@ -64,16 +64,16 @@ class WatchedRollout:
         return not (self.ready or rollout.over or rollout.state in (State.LOADING, State.RETIRED))
 
     async def kept(self) -> None:
-        """What was decided is on the disk: only then may somebody be told that it was done."""
+        """Waits until what was decided is on the disk: an action is acknowledged only after that."""
         if self.saving is not None:
             await asyncio.wrap_future(self.saving)
 
     def _write(self, file: Path) -> None:
-        """Writes in the disk's thread. A disk that is full or read-only stops no rollout: it is told, and
-        tried again."""
+        """Writes in the disk's thread. A disk that is full or read-only stops no rollout: that is logged,
+        and tried again."""
         with self._lock:
             document, self._unwritten = self._unwritten, None
-        assert document is not None  # whoever puts one there has it written
+        assert document is not None  # a write is submitted only with one
         try:
             write_document(file, document)
             self.trouble = ""
