@@ -10,7 +10,7 @@ import pytest
 
 from carpool.core.constants import CONSTANTS
 from carpool.core.curve import BatchCurve
-from carpool.core.job import ADDRESS, OFFERED, ORDINARY, Job, Origin
+from carpool.core.job import ADDRESS, OFFERED, ORDINARY, Job, JobOrigin
 from carpool.core.objectives import Promise
 from carpool.core.queue import Lanes, Sharing
 from carpool.core.scheduler import Scheduler
@@ -31,7 +31,7 @@ class Addresses(Simulation):
 
     def _job(self, ride: Ride, now: float) -> Job:
         job = super()._job(ride, now)
-        job.origin = Origin(payer=ADDRESS + job.origin.source)
+        job.origin = JobOrigin(payer=ADDRESS + job.origin.source)
         return job
 
     def lost(self, address: str) -> int:

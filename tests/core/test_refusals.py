@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
-from carpool.core.job import GivenUp, Job, JobOptions, JobState, Origin, Reason, Refusal, Terms
+from carpool.core.job import GivenUp, Job, JobOptions, JobOrigin, JobState, Reason, Refusal, Terms
 from carpool.core.objectives import Promise
 from carpool.core.refusal_words import given_up, refused
 from carpool.core.scheduler import Scheduler
@@ -275,7 +275,7 @@ def request(chance: Random, now: float, slo: float) -> Job:
     late = chance.uniform(0.0, slo / 4)
     own = chance.choice([math.inf, slo * chance.random()])
     offered = Job(now - late, now - late + own, images=chance.choice([1, 1, 1, 2, 5]))
-    offered.origin = Origin(chance.choice(["", "", "a", "b"]))
+    offered.origin = JobOrigin(chance.choice(["", "", "a", "b"]))
     offered.options = JobOptions(chance.choice([0, 0, 0, 1]))
     offered.outside = chance.choice([0.0, slo / 50])
     offered.own_course().later = chance.choice([0.0, 0.0, slo / 4])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.intake import water_level
-from carpool.core.job import BACKGROUND, ORDINARY, PROTECTED, Job, Lane, Origin, Refusal, level_of
+from carpool.core.job import BACKGROUND, ORDINARY, PROTECTED, Job, JobOrigin, Lane, Refusal, level_of
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import divide_weights
@@ -84,7 +84,7 @@ class Keyed(Scheduler):
 
     def offer(self, job: Job, now: float, *, ready: bool = True) -> Refusal | None:
         holder = job.origin.source.partition("/")[0]
-        job.origin = Origin(job.origin.source, holder, self.weights[holder])
+        job.origin = JobOrigin(job.origin.source, holder, self.weights[holder])
         return super().offer(job, now, ready=ready)
 
 

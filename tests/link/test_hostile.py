@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.job import Origin
+from carpool.core.job import JobOrigin
 from carpool.errors import Unavailable
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.catalog_changes import CatalogWriter
@@ -378,7 +378,7 @@ def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
                 await send(sock, b"".join(held(call) for call in range(50)))
                 await until(lambda: len(link.engine.waiting) == 50)
                 for work in link.engine.waiting:
-                    work.origin = Origin("large")
+                    work.origin = JobOrigin("large")
                 link.engine.release()
                 assert deaf._outbox.unsent < 12 << 20
 

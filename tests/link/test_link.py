@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.core.job import INFINITY, NO_OPTIONS, JobOptions, Origin
+from carpool.core.job import INFINITY, NO_OPTIONS, JobOptions, JobOrigin
 from carpool.engine.run.batch import Work
 from carpool.errors import (
     CarpoolError,
@@ -574,7 +574,7 @@ def test_one_that_is_given_up_while_the_word_is_on_its_way_is_answered_once() ->
             coming = offer(client)
             await until(lambda: coming.admitted)
             (work,) = link.engine.coming
-            work.origin = Origin("refuse")
+            work.origin = JobOrigin("refuse")
             link.engine.ready(work)  # the engine ends it, and does not hear of its tensors before
             coming.call.ready(coming.slot)
             await until(lambda: coming.answers)
@@ -667,7 +667,7 @@ def test_who_pays_is_the_holder_of_a_key_or_else_an_address() -> None:
     said = records.SaidSources(lambda record: heard.hear(*_of_source(record)))
 
     def number(name: str, holder: str = "", weight: float = 1.0, payer: str = "") -> int:
-        return said.number(Origin(name, holder, weight, payer))
+        return said.number(JobOrigin(name, holder, weight, payer))
 
     unnamed = Sender().paid_by("192.0.2.1")
     assert heard.source(number("", payer=unnamed.payer)) == ("", "", 1.0, unnamed.lane)

@@ -55,7 +55,7 @@ class Reason(enum.Enum):
     __hash__ = object.__hash__  # each is there once; by name, as enums do it, counting them is slow
 
 
-class Origin(NamedTuple):
+class JobOrigin(NamedTuple):
     """Describes where a request comes from. Requests of one origin share it."""
 
     source: str = ""
@@ -90,7 +90,7 @@ class Course:
         self.entered = -INFINITY  # from when on it waits, if that is later than its arrival
 
 
-ANYWHERE: Final = Origin()
+ANYWHERE: Final = JobOrigin()
 NO_OPTIONS: Final = JobOptions()
 DIRECT: Final = Course()
 
@@ -123,7 +123,7 @@ class Job:
         self.due = deadline  # when its batch must end, for the client to have the answer by its deadline
         self.images = images
         self.shape = shape
-        self.origin = Origin(source) if source else ANYWHERE
+        self.origin = JobOrigin(source) if source else ANYWHERE
         self.options = NO_OPTIONS
         if priority or timeout or latest:
             self.options = JobOptions(priority, timeout, latest)

@@ -16,7 +16,7 @@ from carpool.backends.device_memory import limit_device_memory
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
-from carpool.core.job import INFINITY, NEW, JobOptions, Origin
+from carpool.core.job import INFINITY, NEW, JobOptions, JobOrigin
 from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
 from carpool.engine.fleet.fleet import Fleet, Publisher
 from carpool.engine.fleet.model_calls import ModelCalls
@@ -278,7 +278,7 @@ class Engine:
         key, work, single = self.prepare(model, inputs, version, outputs, done)
         if deadline_ms is not None:
             work.deadline = work.due = work.arrived + deadline_ms / 1e3
-        work.origin, work.options = Origin(source), JobOptions(priority, latest=latest)
+        work.origin, work.options = JobOrigin(source), JobOptions(priority, latest=latest)
         if sequence_id:
             is_text, is_flag = isinstance(sequence_id, str), sequence_id is True
             if not is_text and (is_flag or not isinstance(sequence_id, int) or not 0 < sequence_id < 2**64):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from carpool.core.job import INFINITY, Origin
+from carpool.core.job import INFINITY, JobOrigin
 from carpool.core.refusal_words import BACKGROUND as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
@@ -377,7 +377,7 @@ class FrontLink:
         self._calls[number] = call
 
     def _source(self, sender: Sender) -> int:
-        return self._sources.number(Origin(sender.source, sender.holder, sender.weight, sender.payer))
+        return self._sources.number(JobOrigin(sender.source, sender.holder, sender.weight, sender.payer))
 
     def begin_booking(self, entry: ModelEntry) -> RemoteBooking:
         self._number += 1

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from carpool.core.job import ANYWHERE, Origin
+from carpool.core.job import ANYWHERE, JobOrigin
 from carpool.types import HEAVIEST, LIGHTEST
 from carpool.wire.head import MAX_SOURCE_CHARS
 
@@ -289,14 +289,14 @@ class SaidSources:
         self.known: dict[tuple[str, str, float, str], int] = {}
         """Numbers by the source as a tuple, in the order in which they were given."""
 
-    def number(self, source: Origin) -> int:
+    def number(self, source: JobOrigin) -> int:
         """Returns the number of a source, 0 for none; the engine is told of one that it does not know."""
         if not source.source and not source.payer:
             return 0
         found = self.known.get(source)
         return self._say(source) if found is None else found
 
-    def _say(self, source: Origin) -> int:
+    def _say(self, source: JobOrigin) -> int:
         numbers = self.known
         full = len(numbers) >= MAX_SOURCES
         number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
@@ -326,9 +326,9 @@ class HeardSources:
             raise ProtocolError(f"source {number} of {len(name)} characters, {held} of them a key's")
         if not LIGHTEST <= weight <= HEAVIEST:  # NaN too
             raise ProtocolError(f"source {number} of weight {weight}")
-        self.known[number] = Origin(name, name[:held], weight, payer or name[:held])
+        self.known[number] = JobOrigin(name, name[:held], weight, payer or name[:held])
 
-    def source(self, number: int) -> Origin:
+    def source(self, number: int) -> JobOrigin:
         found = self.known.get(number)
         if found is None:
             raise ProtocolError(f"source {number}, which has no name")

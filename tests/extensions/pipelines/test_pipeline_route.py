@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.job import GONE, READY, RUNNING, JobOptions, Origin
+from carpool.core.job import GONE, READY, RUNNING, JobOptions, JobOrigin
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Booking, Step
 from carpool.core.scheduler import Scheduler
@@ -82,7 +82,7 @@ class Bench:
 
     def work(self, images: int = 1, *, at: float = 0.0, source: str = "", latest: bool = False) -> Work:
         work = Work({}, lambda work, outcome: self.told.append((work, outcome.error)), at, images=images)
-        work.origin, work.options = Origin(source), JobOptions(latest=latest)
+        work.origin, work.options = JobOrigin(source), JobOptions(latest=latest)
         return work
 
     def ask(self, booking: int, step: int, work: Work, now: float) -> Work:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.job import INFINITY, Job, Origin
+from carpool.core.job import INFINITY, Job, JobOrigin
 from carpool.extensions.sequences.law import Bounds, Sequences, SequenceStep, Turn, Why
 from later import many
 
@@ -386,7 +386,7 @@ def _of(
 ) -> Job:
     """With a key; or without one, from that address."""
     job = _job(now)
-    job.origin = Origin("", "" if "." in holder else holder, weight, holder)
+    job.origin = JobOrigin("", "" if "." in holder else holder, weight, holder)
     assert law.offer(job, name, now, start="s" in flags, end="e" in flags) is None
     return job
 
@@ -413,7 +413,7 @@ def test_two_keys_that_use_one_id_do_not_meet() -> None:
     assert 0 < told[1] < 2**31
     assert told[3] == "a/cam"
     stranger = _job()
-    stranger.origin = Origin(holder="c", payer="c")
+    stranger.origin = JobOrigin(holder="c", payer="c")
     assert law.offer(stranger, 5, 0.0, start=False, end=False) is Why.NO_START
 
 
@@ -461,7 +461,7 @@ def test_a_sequence_that_is_at_work_ends_with_that_before_its_place_is_anothers(
     assert (turn.passed, turn.dropped) == ([], [(queued, Why.YIELDED)])
     assert law.turn(0.0) == Turn(), "one is enough"
     late = _job()
-    late.origin = Origin(holder="a", payer="a")
+    late.origin = JobOrigin(holder="a", payer="a")
     assert law.offer(late, 1, 0.0, start=False, end=False) is Why.NO_START
     law.finished(first, 0.1, ran=True)
     assert law.turn(0.1).passed == [other]
@@ -485,7 +485,7 @@ def test_one_key_cannot_fill_the_backlog_to_the_end() -> None:
     refused: list[Why | None] = []
     for number in range(1, 12):
         job = _job()
-        job.origin = Origin(holder="a", payer="a")
+        job.origin = JobOrigin(holder="a", payer="a")
         refused.append(law.offer(job, number, 0.0, start=True, end=False))
     assert refused == [None] * 7 + [Why.CROWDED] * 4, "one has the place"
     for number in (1, 2):
@@ -533,7 +533,7 @@ class _Adversary:
         deadline = self.now + self.random.choice((0.0, 0.1, 1.0, INFINITY))
         job = _job(self.now, deadline, self.random.choice((1, 1, 1, 1, 2)))
         payer = self.random.choice(self.payers)
-        job.origin = Origin("", "" if "." in payer else payer, self.weights[payer], payer)
+        job.origin = JobOrigin("", "" if "." in payer else payer, self.weights[payer], payer)
         start, end = self.random.random() < 0.4, self.random.random() < 0.3
         if self.law.offer(job, name, self.now, start=start, end=end) is None:
             self.waiting[job] = payer, name

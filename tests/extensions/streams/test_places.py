@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from carpool.core.job import Job, Origin
+from carpool.core.job import Job, JobOrigin
 from carpool.extensions.streams.places import StreamPlaces
 from later import many
 
 
 def asked(law: StreamPlaces, payer: str, weight: float = 1.0) -> Job:
     job = Job(0.0)
-    job.origin = Origin(weight=weight, payer=payer)
+    job.origin = JobOrigin(weight=weight, payer=payer)
     assert law.offer(job)
     return job
 
@@ -50,7 +50,7 @@ def test_one_key_cannot_fill_the_queue_to_the_end() -> None:
     law = StreamPlaces(1, 8)
     jobs = [Job(0.0) for _ in range(20)]
     for job in jobs:
-        job.origin = Origin(payer="a")
+        job.origin = JobOrigin(payer="a")
     assert sum(law.offer(job) for job in jobs) == 6
     asked(law, "b")
 
@@ -85,7 +85,7 @@ class Adversary:
     def come(self) -> None:
         job = Job(0.0)
         payer = self.random.choice("abc")
-        job.origin = Origin(weight=self.weights[payer], payer=payer)
+        job.origin = JobOrigin(weight=self.weights[payer], payer=payer)
         if self.law.offer(job):
             self.held[job] = None
 

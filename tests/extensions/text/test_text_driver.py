@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from absent import rows
-from carpool.core.job import INFINITY, JobOptions, Origin
+from carpool.core.job import INFINITY, JobOptions, JobOrigin
 from carpool.engine.engine import Engine
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
@@ -172,7 +172,7 @@ class Stage:
         """With a `source`, a frame that newer ones may take the place of."""
         work = Work({}, lambda work, outcome: self.outcomes[work].append(outcome), 0.0, INFINITY)
         work.own_extras().details = details
-        work.origin, work.options = Origin(source), JobOptions(latest=bool(source))
+        work.origin, work.options = JobOrigin(source), JobOptions(latest=bool(source))
         if sink is not None:
             work.own_extras().parts = sink
             work.place = sink  # type: ignore[assignment]
