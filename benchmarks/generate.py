@@ -36,19 +36,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from carpool.backends.torch import line_reader
-from carpool.backends.torch.decoder_weights import of_transformer_decoder
-from carpool.backends.torch.line_reader import LineReader
-from carpool.backends.torch.text_network import TextNetwork, line_network
-from carpool.backends.torch.torch_decoder import DecoderForm
-from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.core.curve import BatchCurve
+from carpool.extensions.text import line_reader
+from carpool.extensions.text.decoder_weights import of_transformer_decoder
+from carpool.extensions.text.line_reader import LineReader
 from carpool.extensions.text.stepper import ModelPart, TextInstance
 from carpool.extensions.text.text_job import TextPromise
 from carpool.extensions.text.text_loading import measure
 from carpool.extensions.text.text_loop import TextLoop
+from carpool.extensions.text.text_network import TextNetwork, line_network
 from carpool.extensions.text.text_records import Event, Failed, Piece
 from carpool.extensions.text.text_scheduler import TextScheduler
+from carpool.extensions.text.torch_decoder import DecoderForm
+from carpool.extensions.text.torch_stepper import TorchStepper
 from carpool.extensions.torch.torch_device import PRECISIONS, CudaDevice, Device
 from carpool.sim.generation_simulation import TokenLengths
 

@@ -10,10 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-HOMES: Mapping[str, str] = {
-    "text": r"backends/torch/(decoder_weights|line_reader|text_network)"
-    r"|backends/torch/torch_(decoder|stepper)|backends/hosted/transformers_model",
-}
+HOMES: Mapping[str, str] = {"text": "backends/hosted/transformers_model"}
 """By feature, where its files are that are not below `extensions` yet: the first that matches counts."""
 
 OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")

@@ -34,7 +34,6 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends": "config core",
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory observe",
-    "backends/torch": "backends config",
     "cli": "client config core demo engine/profile frontend frontend/access lab "
     "lab/evaluate lab/load lab/sweep link observe process ray "
     "sim vision vision/plans",

@@ -408,8 +408,8 @@ def test_tokens_are_those_of_one_line_after_the_other(server: Live) -> None:
     """In slots, with neighbours, and with a cache; and alone, without one, in the same precision."""
     import torch
 
-    from carpool.backends.torch import line_reader
-    from carpool.backends.torch.text_network import read_line_reader
+    from carpool.extensions.text import line_reader
+    from carpool.extensions.text.text_network import read_line_reader
 
     network = read_line_reader(text_model() / "1" / "model.safetensors").eval()
     lines = _lines(("Total 207.15", "Gate B4", "quite a lot of words in one line", "x = 3?", "#17 & £9"))

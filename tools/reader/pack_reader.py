@@ -4,7 +4,7 @@
     python tools/reader/pack_reader.py out/reader/reader.safetensors --into src/carpool/demo/reader/reader/1
 
 Matrices become int8, the largest of each row ±127; what is small (norms, biases, positions) stays fp16. Reads
-nothing but the numbers; loading multiplies them out again (backends/torch/text_network.py).
+nothing but the numbers; loading multiplies them out again (extensions/text/text_network.py).
 
 With `--measure out/glyphs.npz`, the same lines in held-out fonts are read with both, and it is told how many
 characters are wrong and how many lines are exact.
@@ -20,7 +20,7 @@ import torch
 import train_reader
 from safetensors.torch import load_file, save_file
 
-from carpool.backends.torch.text_network import read_line_reader
+from carpool.extensions.text.text_network import read_line_reader
 
 SCALE = ".scale"
 _LEAST = 4096  # numbers: what is smaller stays as it is

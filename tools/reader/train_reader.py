@@ -39,7 +39,7 @@ def opened(file: Path) -> ModuleType:
 
 
 glyph_lines = opened(HERE / "glyph_lines.py")
-line_reader = opened(HERE.parents[1] / "src" / "carpool" / "backends" / "torch" / "line_reader.py")
+line_reader = opened(HERE.parents[1] / "src" / "carpool" / "extensions" / "text" / "line_reader.py")
 
 SHAPES = ((256, 40), (512, line_reader.LONGEST))  # pixels and characters of the lines of a batch
 MOST_LEARNED, LEAST_LEARNED, WARM_UP = 1.2e-3, 1e-5, 400  # steps

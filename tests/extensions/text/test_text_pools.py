@@ -374,8 +374,8 @@ def test_settings_that_cannot_be_name_their_key(tmp_path: Path, text: str, field
 def test_one_encoder_and_two_decoders_write_what_one_line_after_the_other_would(tmp_path: Path) -> None:
     """The reader that ships, token by token against a loop without slots or caches."""
     torch = pytest.importorskip("torch")
-    from carpool.backends.torch import line_reader
-    from carpool.backends.torch.text_network import read_line_reader
+    from carpool.extensions.text import line_reader
+    from carpool.extensions.text.text_network import read_line_reader
 
     model = tmp_path / "reader"
     shutil.copytree(text_model(), model)

@@ -40,4 +40,4 @@ def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, 
 
 
 def _home(config: ModelConfig, name: str) -> Any:
-    return with_torch(config, f"carpool.backends.torch.{name}")
+    return with_torch(config, f"carpool.extensions.text.{name}")

@@ -13,13 +13,13 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
 
-from carpool.backends.torch.line_reader import LineReader  # noqa: E402
-from carpool.backends.torch.text_network import TextNetwork, line_network, read_network  # noqa: E402
-from carpool.backends.torch.torch_stepper import TorchStepper  # noqa: E402
 from carpool.config.repository import find_models  # noqa: E402
 from carpool.demo import text_model  # noqa: E402
+from carpool.extensions.text.line_reader import LineReader  # noqa: E402
 from carpool.extensions.text.stepper import ModelPart  # noqa: E402
 from carpool.extensions.text.text_loading import TextLoading  # noqa: E402
+from carpool.extensions.text.text_network import TextNetwork, line_network, read_network  # noqa: E402
+from carpool.extensions.text.torch_stepper import TorchStepper  # noqa: E402
 from carpool.extensions.torch.torch_device import CudaDevice, Device  # noqa: E402
 
 pytestmark = pytest.mark.gpu

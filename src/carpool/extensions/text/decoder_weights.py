@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from carpool.backends.torch.torch_decoder import DecoderForm
 from carpool.errors import ConfigError
+from carpool.extensions.text.torch_decoder import DecoderForm
 
 Weights = dict[str, torch.Tensor]
 _ACTIVATIONS = ("gelu", "relu")

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from carpool.backends.torch import line_reader
-from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
-from carpool.backends.torch.line_reader import LineReader
-from carpool.backends.torch.torch_decoder import DecoderForm, Weights
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
 from carpool.config.rules import read_bytes
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError
+from carpool.extensions.text import line_reader
+from carpool.extensions.text.decoder_weights import of_transformer_decoder, of_trocr
+from carpool.extensions.text.line_reader import LineReader
 from carpool.extensions.text.settings import GenerateSettings, text_settings
 from carpool.extensions.text.stepper import PICTURE
+from carpool.extensions.text.torch_decoder import DecoderForm, Weights
 from carpool.extensions.torch.torch_files import in_one_line
 from carpool.types import Array
 

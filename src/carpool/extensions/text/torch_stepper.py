@@ -13,12 +13,12 @@ import torch
 
 from carpool.backends.backend import Placement
 from carpool.backends.device_memory import in_words, ledger_of
-from carpool.backends.torch.text_network import TextNetwork, read_network
-from carpool.backends.torch.torch_decoder import TorchDecoder, sizes
 from carpool.config.model import ModelConfig
 from carpool.errors import CarpoolError, ModelError
 from carpool.extensions.text.settings import text_settings
 from carpool.extensions.text.stepper import ModelPart
+from carpool.extensions.text.text_network import TextNetwork, read_network
+from carpool.extensions.text.torch_decoder import TorchDecoder, sizes
 from carpool.extensions.torch.torch_device import PRECISIONS, CudaDevice, Device, Program, is_out_of_memory
 from carpool.extensions.torch.torch_files import in_one_line
 from carpool.types import Array

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from carpool.backends.torch.text_network import read_trocr
-from carpool.backends.torch.torch_stepper import TorchStepper
+from carpool.extensions.text.text_network import read_trocr
+from carpool.extensions.text.torch_stepper import TorchStepper
 from carpool.extensions.torch.torch_device import Device
 from conformance import trocr_models
 

@@ -20,18 +20,18 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.backends.torch import line_reader
-from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
-from carpool.backends.torch.line_reader import LineReader
-from carpool.backends.torch.text_network import line_network, read_line_reader, read_trocr
-from carpool.backends.torch.torch_decoder import DecoderForm, TorchDecoder
-from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.errors import ConfigError, InvalidInput, ModelError
+from carpool.extensions.text import line_reader
+from carpool.extensions.text.decoder_weights import of_transformer_decoder, of_trocr
+from carpool.extensions.text.line_reader import LineReader
 from carpool.extensions.text.stepper import ModelPart
+from carpool.extensions.text.text_network import line_network, read_line_reader, read_trocr
+from carpool.extensions.text.torch_decoder import DecoderForm, TorchDecoder
+from carpool.extensions.text.torch_stepper import TorchStepper
 from carpool.extensions.torch.torch_device import Device
 from later import later
 
-TOOLS = Path(__file__).parents[2] / "tools" / "reader"
+TOOLS = Path(__file__).parents[3] / "tools" / "reader"
 WIDTH, HEADS, LAYERS, WORDS, LONGEST, MEMORY, SLOTS = 16, 2, 2, 13, 20, 6, 5
 BEGIN, END, PICTURES = 1, 2, 30
 

@@ -1,1 +1,0 @@
-"""PyTorch models; pytorch.py is the way in. Nothing here is imported before a model needs it."""
