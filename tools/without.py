@@ -150,7 +150,7 @@ def imports(names: Sequence[str], folder: Path) -> list[str]:
 def serves(folder: Path, environment: dict[str, str]) -> str:
     """Serves the demo and asks it once; returns why that failed."""
     code = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
-    options = ("serve", "--http-port", "0", "--metrics-port", "0", "--slo-ms", "60000")
+    options = ("serve", *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"), "--slo-ms", "60000")
     log = folder / "server.log"
     with log.open("wb") as file:
         server = subprocess.Popen(

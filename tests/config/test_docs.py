@@ -48,6 +48,7 @@ def test_every_field_of_config_pbtxt() -> None:
     assert all(path.rpartition(".")[2] in TEXT for path in UNSUPPORTED)
 
 
+@in_whole_server
 def test_every_example_loads() -> None:
     examples = re.findall(r"^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     assert len(examples) >= 3

@@ -250,7 +250,7 @@ def test_curves() -> None:
         ("[batching]\nmax_delay = 5", 'unknown key "batching.max_delay"; did you mean "max_delay_ms"?'),
         ("max_delay_ms = 5", "it belongs in [batching]"),
         ("[image]\nslo_ms = 5", "it belongs at the top of the file"),
-        ("zz = 5", "valid here: backend, batching,"),
+        ("zz = 5", "valid here: anomaly, backend, batching,"),
         ("[[input]]\ndtype = 1", 'unknown key "input[0].dtype"; did you mean "datatype"?'),
         ('backend = "onnxruntme"', 'backend cannot be "onnxruntme"; did you mean "onnxruntime"?'),
         ('task = "detection"', 'did you mean "detect"?'),
