@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import measures
 from absent import ABSENT
 from arrows import ARROWS, arrows
 from carpool.extensions import BUILT_IN, installed
@@ -233,6 +234,12 @@ def is_of_the_lab(module: str) -> bool:
 def test_no_file_imports_itself_by_way_of_others() -> None:
     found = set(circles({name: imported_files(path, for_types=False) for name, path in MODULES.items()}))
     assert found == set()
+
+
+def test_so_many_groups_of_files_import_each_other() -> None:
+    """Imports for types alone count: who reads one of these files has to read the others."""
+    graph = {name: imported_files(path) for name, path in MODULES.items()}
+    assert len(list(circles(graph))) == measures.CIRCLES, measures.WORSE_OR_BETTER
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> Iterator[str]:
