@@ -1,5 +1,5 @@
-"""Compares the figures of tests/measures.py with the code. Groups of files are counted by test_shape.py, where
-all sources are read."""
+"""Compares the figures of tests/measures.py with the code; test_shape.py, which reads all sources, counts the
+groups of files."""
 
 from __future__ import annotations
 
