@@ -36,6 +36,7 @@ from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
 from conformance import (
+    api_clients_venv,
     examples,
     fleet_engines,
     mlflow_venv,
@@ -128,9 +129,10 @@ def _long_tests(*, fetch: bool) -> int:
     given = os.environ | {THOROUGH: "1"}
     if fetch:
         _TELL.print(
-            "MLflow, Ray, transformers, balancers, kubectl, promtool, S3 servers: looking for them, or "
-            "fetching them …"
+            "Clients of other tools, MLflow, Ray, transformers, balancers, kubectl, promtool, S3 servers: "
+            "looking for them, or fetching them …"
         )
+        given[api_clients_venv.VARIABLE] = str(api_clients_venv.install())
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
         given[ray_venv.VARIABLE] = str(ray_venv.install())

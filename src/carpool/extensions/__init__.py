@@ -100,11 +100,12 @@ _TORCHSERVE = Routes(
 # ---- protocols of other tools, which are off unless the server's setting `api` names them ----
 _ROBOFLOW = Routes(
     table=(
-        HttpRoute("GET", "/roboflow/info", "roboflow_routes:start_info", api="metadata"),
+        # For these three the SDK sends no key.
+        HttpRoute("GET", "/roboflow/info", "roboflow_routes:start_info", "health", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/remove", "roboflow_routes:start_remove", "health", api="metadata"),
+        HttpRoute("POST", "/roboflow/model/clear", "roboflow_routes:start_clear", "health", api="metadata"),
         HttpRoute("GET", "/roboflow/model/registry", "roboflow_routes:start_registry", api="metadata"),
         HttpRoute("POST", "/roboflow/model/add", "roboflow_routes:start_add", api="metadata"),
-        HttpRoute("POST", "/roboflow/model/remove", "roboflow_routes:start_remove", api="metadata"),
-        HttpRoute("POST", "/roboflow/model/clear", "roboflow_routes:start_registry", api="metadata"),
         HttpRoute("POST", "/roboflow/infer/{task}", "roboflow_routes:start_infer"),
         HttpRoute("POST", "/roboflow/workflows/run", "roboflow_routes:start_other"),
         HttpRoute("POST", "/roboflow/{project}/{version}", "roboflow_routes:start_old"),

@@ -93,6 +93,7 @@ def test_status_and_metadata(client: Client) -> None:
         ("image/versions/7:predict", {"instances": [ROW]}, 404, "version 7"),
         ("image:predict", {}, 400, "either instances or inputs"),
         ("image:predict", {"instances": []}, 400, "at least one"),
+        ("image:predict", {"inputs": None}, 400, "must be tensors"),
         ("image:predict", {"instances": [ROW], "examples": 1}, 400, "unknown"),
         ("image:predict", {"instances": [ROW], "signature_name": "x"}, 400, "signature_name must be"),
         ("image:predict", {"instances": [[0]]}, 400, "shape"),
@@ -131,8 +132,8 @@ def recorded(path: str, document: object) -> Recorded:
 
 RECORDED = [
     recorded("image:predict", {"instances": [ROW, ROW]}),
-    recorded("pair:predict", {"instances": [PAIR, PAIR], "signature_name": "serving_default"}),
-    recorded("pair/versions/1:predict", {"inputs": {"a": [[1, 2]], "b": [[3, 5]]}}),
+    recorded("image:predict", {"instances": [{"image": ROW}], "signature_name": "serving_default"}),
+    recorded("image/versions/1:predict", {"inputs": {"image": [ROW]}}),
     recorded("namer:predict", {"instances": [{"b64": PHOTO}, {"b64": PHOTO}]}),
     Recorded("GET", "/tfserving/v1/models/image/metadata", fields={"X-API-Key": ALICE}),
 ]

@@ -185,7 +185,10 @@ def _check(
         client = served.connect()
         for number in range(-len(recorded), count):
             asked = recorded[number] if number < 0 else mutated(chance.choice(recorded), chance)
-            response = send(client, asked)
+            try:
+                response = send(client, asked)
+            except TimeoutError as error:
+                raise AssertionError(f"{number}: {asked} got no answer") from error
             what = f"{number}: {asked} got {response.status} {response.body[:300]!r}"
             assert response.status < (300 if number < 0 else 500), what
             document = orjson.loads(response.body) if response.body else None

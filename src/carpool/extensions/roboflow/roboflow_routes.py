@@ -59,7 +59,13 @@ def _registry(service: HttpService, exchange: Exchange, _variables: Variables) -
     answer_document(exchange, _models(service, exchange))
 
 
-start_info, start_registry = per_request(_info), per_request(_registry)
+def _clear(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
+    """Answers the registry, and removes nothing. The SDK sends no key here: then no model is named."""
+    hidden = service.asks_for_keys and exchange.who is None
+    answer_document(exchange, {"models": []} if hidden else _models(service, exchange))
+
+
+start_info, start_registry, start_clear = map(per_request, (_info, _registry, _clear))
 
 
 def start_add(service: HttpService, _head: HttpHead, _variables: Variables) -> Start:
@@ -79,7 +85,7 @@ def start_remove(service: HttpService, _head: HttpHead, _variables: Variables) -
     """Answers the registry, and removes nothing: other clients use the same models."""
 
     def removed(exchange: Exchange, _id: str, _at: float) -> None:
-        answer_document(exchange, _models(service, exchange))
+        _clear(service, exchange, {})
 
     return with_body(service, read_id, removed)
 

@@ -59,6 +59,8 @@ def read_request(body: bytes | bytearray) -> Asked:
     if ("instances" in document) == ("inputs" in document):
         raise InvalidInput("give either instances or inputs", field="instances")
     if "inputs" in document:
+        if document["inputs"] is None:
+            raise InvalidInput("inputs must be tensors", field="inputs")
         return Asked(columns=document["inputs"])
     rows = document["instances"]
     if not isinstance(rows, list) or not rows:
