@@ -33,7 +33,7 @@ def attention(file: Path, batch: int = 1, *, constants: bool = False) -> Path:
     return _saved(file, nodes, targets, batch, constants=constants)
 
 
-def with_token(file: Path) -> Path:
+def with_token(file: Path, batch: int = 1) -> Path:
     """As RF-DETR: a token of its own, expanded to the batch when it was exported, stands before the rest."""
     tokens = (SIDE // 8) ** 2
     nodes = [
@@ -43,7 +43,7 @@ def with_token(file: Path) -> Path:
         helper.make_node("ReduceMean", ["all"], ["mean"], axes=[2], keepdims=0),
         helper.make_node("MatMul", ["mean", "few"], ["logits"]),
     ]
-    return _saved(file, nodes, {"whole": np.array([1, 8, tokens])}, 1, token=True)
+    return _saved(file, nodes, {"whole": np.array([batch, 8, tokens])}, batch, token=True)
 
 
 def over_the_batch(file: Path) -> Path:
@@ -92,7 +92,11 @@ def _saved(
         if name in used
     ]
     if token:
-        made.append(numpy_helper.from_array(random.normal(0, 1, (1, 8, 1)).astype(np.float32), "token"))
+        made.append(
+            numpy_helper.from_array(
+                np.repeat(random.normal(0, 1, (1, 8, 1)), batch, 0).astype(np.float32), "token"
+            )
+        )
     held = [numpy_helper.from_array(values.astype(np.int64), name) for name, values in targets.items()]
     if constants:
         nodes = [*(helper.make_node("Constant", [], [one.name], value=one) for one in held), *nodes]

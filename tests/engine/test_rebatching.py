@@ -77,6 +77,21 @@ def test_what_is_not_proven_stays_as_it_is(make: Callable[[Path], Path], reason:
     assert "Ultralytics: dynamic=True, RF-DETR: dynamic_batch=True" in shown
 
 
+def test_smaller_batches_are_filled_up_where_a_larger_one_is_fixed(tmp_path: Path) -> None:
+    file = with_token(tmp_path / "m.onnx", 8)
+    found = examined(file)
+    assert (found.config.max_batch, found.config.unbatched, found.version.file) == (8, "", file)
+    assert found.seen.claims.lines[-1].endswith("smaller batches are filled up to 8")
+    pictures = RANDOM.random((8, 3, SIDE, SIDE)).astype(np.float32)
+    whole = rebatching._session(file.read_bytes()).run(None, {"images": pictures})[0]
+    for rows in (1, 3, 8):
+        np.testing.assert_allclose(ran(found, pictures[:rows]), whole[:rows], atol=1e-6)
+    report = inspect_model(file)
+    assert (report.inputs[0].shape, report.unbatched) == ([-1, 3, SIDE, SIDE], "")
+    (tmp_path / "model.toml").write_text('file = "m.onnx"\nmax_batch = 3\n')
+    assert examined(tmp_path).config.max_batch == 3
+
+
 def test_inspect_writes_the_file(tmp_path: Path) -> None:
     target = tmp_path / "any.onnx"
     shown = run_cli(["inspect", str(attention(tmp_path / "m.onnx")), "--rebatch", str(target)])

@@ -37,10 +37,12 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    from carpool.backends.backend import Placement, reshaped
+    from carpool.backends.backend import Padded, Placement, reshaped
     from carpool.config.asked_extensions import asked_extensions
 
     backend = _home(config, version).load(config, version, placement or Placement())
+    if config.fixed_batch:
+        backend = Padded(backend, config.fixed_batch)
     if _kind(config).reshapes:
         backend = reshaped(backend, config)
     for extension in asked_extensions(config):

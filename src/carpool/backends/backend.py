@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
+import numpy as np
+
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.errors import CarpoolError, ModelError
@@ -394,6 +396,27 @@ class Around:
 
     def close(self) -> None:
         self._backend.close()
+
+
+class Padded(Around):
+    """Fills smaller batches up to the rows that the model's file insists on, with the last row again."""
+
+    def __init__(self, backend: Backend, rows: int) -> None:
+        super().__init__(backend)
+        self._rows = rows
+        self.in_any_thread: bool = getattr(backend, "in_any_thread", False)
+        self.device: str = getattr(backend, "device", "")  # that it shares with other models
+
+    @property
+    def signature(self) -> ModelSignature:
+        return self._backend.signature.with_any_rows(self._rows)
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        rows = len(next(iter(inputs.values()))) if inputs else self._rows
+        missing = max(0, self._rows - rows)
+        full = {name: np.concatenate((one, np.repeat(one[-1:], missing, 0))) for name, one in inputs.items()}
+        outputs = self._backend.run(full if missing else inputs, wanted)
+        return {name: array[:rows] for name, array in outputs.items()}
 
 
 class Reshaping(Around):

@@ -31,6 +31,8 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
     A backend that cannot read its file passes an empty signature; the settings must then declare the tensors.
     """
     config = asked_by_file(config, signature)
+    if config.fixed_batch:
+        signature = signature.with_any_rows(config.fixed_batch)
     signature = as_seen(config, signature)
     max_batch = _max_batch(config, signature)
     if config.max_batch is None and max_batch < 2 and signature.can_batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -374,6 +374,7 @@ class ModelConfig:
     decoupled: bool = False  # it gives any number of answers to a request
     max_open: int = 0  # requests that an instance of such a model has under way at once; 0: as usual
     device_weight: float = 1.0  # its part of a device that several models share
+    fixed_batch: int = 0  # rows that its file insists on, to which smaller batches are filled up; 0: any
     unbatched: str = ""  # why its requests never share a batch, where no setting says so
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
@@ -446,6 +447,16 @@ class ModelSignature:
     def can_batch(self) -> bool:
         """True when the first dimension of every tensor varies; what has a default does not count."""
         return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs if not t.optional)
+
+    def with_any_rows(self, rows: int) -> ModelSignature:
+        """Returns it as of a file that does not insist on so many rows."""
+
+        def of_any(tensor: TensorSignature) -> TensorSignature:
+            return (
+                replace(tensor, shape=(DYNAMIC, *tensor.shape[1:])) if tensor.shape[:1] == (rows,) else tensor
+            )
+
+        return ModelSignature(tuple(map(of_any, self.inputs)), tuple(map(of_any, self.outputs)))
 
     @property
     def why_not_rows(self) -> str:

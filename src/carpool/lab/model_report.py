@@ -88,7 +88,7 @@ def _own_settings(config: ModelConfig) -> str:
 def rebatched_file(path: Path) -> tuple[bytes, str]:
     """Returns a model's file as one for any batch, and words about it."""
     source = one_model(path)
-    version, words, refused = rebatched(source.config, source.versions[-1])
+    version, words, refused, _ = rebatched(source.config, source.versions[-1])
     if refused:
         raise ConfigError(f"{path}: {refused}; {BATCH_HELP}")
     if not words or version.file is None:

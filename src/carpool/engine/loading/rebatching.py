@@ -30,8 +30,8 @@ from carpool.config.server import usual_folder
 from carpool.errors import CarpoolError
 from carpool.types import Array, Datatype
 
-_RULE = 2  # of rewriting: what an earlier one made or refused does not count
-_ROWS = 3  # different inputs in one batch
+_RULE = 3  # of rewriting: what an earlier one made or refused does not count
+_ROWS = 3  # different inputs in one batch; one more where the file has just as many
 _LARGEST = 1 << 30
 _MOST_KEPT = 16
 _CLOSE = 1e-3  # of an answer's size: kernels add in another order in batches
@@ -50,6 +50,7 @@ class Rebatched(NamedTuple):
     version: ModelVersion
     words: str = ""
     refused: str = ""
+    rows: int = 0  # of the file's own batch, to which smaller ones can be filled up
 
 
 def rebatched(config: ModelConfig, version: ModelVersion) -> Rebatched:
@@ -70,7 +71,8 @@ def rebatched(config: ModelConfig, version: ModelVersion) -> Rebatched:
     except (OSError, CarpoolError) as error:
         made, words, refused = None, "", f"the rewritten file cannot be stored: {error}"
     if made is None:
-        return Rebatched(version, refused=f"the file fixes the batch to {batch}, and {refused}")
+        refused = f"the file fixes the batch to {batch}, and {refused}"
+        return Rebatched(version, refused=refused, rows=batch if _all_begin_with(file, batch) else 0)
     return Rebatched(replace(version, file=made), words)
 
 
@@ -83,6 +85,10 @@ def _fixed_batch(file: Path) -> int | None:
         return None
     (batch,) = firsts
     return batch if batch >= 1 else None
+
+
+def _all_begin_with(file: Path, batch: int) -> bool:
+    return all(shape[:1] == (batch,) for shapes in read_shapes(file) for shape in shapes.values())
 
 
 @lru_cache(maxsize=64)
@@ -153,7 +159,7 @@ def _refused(before: bytes, after: bytes, batch: int) -> str:
 def _compared(own: Any, new: Any, batch: int, options: Any) -> str:
     differs = False
     for loud in _LOUD:
-        rows = [_noise(own, number, loud) for number in range(max(_ROWS, batch))]
+        rows = [_noise(own, number, loud) for number in range(_ROWS + (batch == _ROWS))]
         try:
             singles = _answers(own, rows, batch, options)
             stacked = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -55,7 +55,10 @@ class Examined(NamedTuple):
 def examine(config: ModelConfig, version: ModelVersion) -> Examined:
     """Returns what can be known of a model without running it."""
     claims = read_claims(read_metadata(version.file, config.path))
-    version, words, refused = rebatched(config, version)
+    version, words, refused, rows = rebatched(config, version)
+    if rows > 1:
+        words, refused = f"{refused}; smaller batches are filled up to {rows}", ""
+        config = replace(config, fixed_batch=rows, max_batch=min(rows, config.max_batch or rows))
     claims = replace(claims, lines=(*claims.lines, words)) if words else claims
     config = backends.describe(with_layers(_with_size(config, claims), claims), version)
     config = _with_channels(config, claims)
