@@ -45,8 +45,9 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.errors import Unavailable
 from carpool.frontend.front_link import RemoteCall
-from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import BACKGROUND, USUAL, Answer, Ask, ModelEntry, OneAnswer
+from carpool.frontend.link_client import LinkClient
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import BACKGROUND, USUAL, Answer, Ask, OneAnswer
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import InferRequest, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
@@ -178,7 +179,7 @@ def serve(folder: str, sock: socket.socket, arena: int, tell: Connection) -> Non
 
 
 async def measure(sock: socket.socket, arena: int, pairs: int, seconds: float) -> list[Row]:
-    door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=ANSWER_BYTES)
+    door = LinkClient(Arena(map_memory(arena)), max_answer_bytes=ANSWER_BYTES)
     await door.attach(sock)
     while not door.serving:
         await asyncio.sleep(0.01)
@@ -208,7 +209,7 @@ async def in_turn(asker: Asker | HttpAsker, pairs: int, seconds: float) -> list[
 class Asker:
     """Asks version 1, and version 2 as background work, with the same tensor."""
 
-    def __init__(self, door: RemoteDoor) -> None:
+    def __init__(self, door: LinkClient) -> None:
         self.door = door
         self.entries: Sequence[ModelEntry] = [door.catalog.entries["m", version] for version in ("1", "2")]
         self.heads: list[RequestHead] = []

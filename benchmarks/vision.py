@@ -37,7 +37,7 @@ import orjson
 import nms
 from carpool.demo import bundled_models, pictures
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.link.door import Batching, ModelEntry
+from carpool.link.catalog import Batching, ModelEntry
 from carpool.types import Datatype, Tensor
 from carpool.vision.picture_answers import DEFAULT
 from load import processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 
 
 @dataclass(eq=False)

@@ -121,7 +121,8 @@ def named() -> dict[str, list[str]]:
 
 def fields() -> dict[str, int]:
     from carpool.engine.run.batch import Work
-    from carpool.link.door import Ask, Catalog, ModelEntry
+    from carpool.link.catalog import Catalog, ModelEntry
+    from carpool.link.engine_client import Ask
 
     slots = [name for kind in Work.__mro__ for name in kind.__dict__.get("__slots__", ())]
     return {

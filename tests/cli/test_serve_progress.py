@@ -10,7 +10,7 @@ import pytest
 
 from carpool.cli import serve_command
 from carpool.cli.serve_command import LoadingProgress
-from carpool.link.door import LoadingStep
+from carpool.link.catalog import LoadingStep
 
 
 class Clock:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carpool.frontend.access.guard import Guard
-from carpool.link.door import IndexEntry
+from carpool.link.catalog import IndexEntry
 from carpool.observe import columns
 from carpool.observe.counters import Block, CounterRow
 from carpool.observe.history import HistoryKeeper

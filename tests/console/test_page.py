@@ -15,7 +15,7 @@ import orjson
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from carpool.link.door import IndexEntry
+from carpool.link.catalog import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from frontend.http.front_end import infer, infer_body

@@ -15,7 +15,7 @@ import carpool.console
 from carpool.console import page_files
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.http.http_service import site
-from carpool.link.door import IndexEntry
+from carpool.link.catalog import IndexEntry
 from carpool.observe.columns import SHED_WORDS
 from console.stage import EVIL, TASKS, Stage, stage
 from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys

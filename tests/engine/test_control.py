@@ -21,7 +21,7 @@ from carpool.errors import (
     NotFound,
     Unavailable,
 )
-from carpool.link.door import LoadingStep
+from carpool.link.catalog import LoadingStep
 from carpool.observe.prometheus import Exposition
 from engine.scripted import (
     PATIENCE_S,

@@ -14,7 +14,7 @@ from carpool.engine.control.engine_questions import ControlDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
-from carpool.link.door import LoadingStep
+from carpool.link.catalog import LoadingStep
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights

@@ -13,7 +13,7 @@ from carpool.engine.fleet.on_demand import OnDemand, free_memory, held_memory
 from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.run_memory import RunMemory
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
-from carpool.link.door import ON_DEMAND
+from carpool.link.catalog import ON_DEMAND
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights
 from waiting import until_in_loop as until
 

@@ -20,8 +20,9 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.run.batch import BatchResult
 from carpool.errors import NotFound
 from carpool.frontend.documents import LivePage
+from carpool.link.catalog import Catalog
 from carpool.link.catalog_changes import CatalogReader, CatalogWriter
-from carpool.link.door import Catalog, Door
+from carpool.link.engine_client import EngineClient
 from carpool.link.records import TO_FRONTEND
 from carpool.observe.counters import Table, table_bytes
 from engine import repositories
@@ -39,7 +40,7 @@ def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any]
             answer_profile_questions(host)
             host.set_ready(True)
             live = LivePage(table).document(
-                cast(Door, SimpleNamespace(catalog=host.catalog, serving=True)), 0.0
+                cast(EngineClient, SimpleNamespace(catalog=host.catalog, serving=True)), 0.0
             )
             return await host.ask("profile", {"name": name}), live["models"][0], host.catalog
 

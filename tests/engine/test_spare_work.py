@@ -22,9 +22,10 @@ from carpool.engine.engine_link import EngineSide
 from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError
 from carpool.frontend import front_link
-from carpool.frontend.remote_door import RemoteDoor
+from carpool.frontend.link_client import LinkClient
 from carpool.link import records
-from carpool.link.door import BACKGROUND, Ask, Handling, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import BACKGROUND, Ask, Handling
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe import columns
 from heard import Heard
@@ -91,7 +92,7 @@ async def serving(folder: Path) -> AsyncIterator[Served2]:
         host.set_ready(True)
         side = EngineSide(host, max_answer_bytes=MAX_ANSWER)
         arena = create_memory("test-arena", 8 << 20)
-        door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=MAX_ANSWER)
+        door = LinkClient(Arena(map_memory(arena)), max_answer_bytes=MAX_ANSWER)
         ours, theirs = socket.socketpair()
         await door.attach(theirs)
         await side.attach(7, ours, os.dup(arena))

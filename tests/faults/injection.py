@@ -29,8 +29,8 @@ from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.errors import ModelError
-from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, Ask, Handling
+from carpool.frontend.link_client import LinkClient
+from carpool.link.engine_client import Answer, Ask, Handling
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array
 from heard import Heard
@@ -187,7 +187,7 @@ class Server:
         self.engine = self.host.engine
         self.side = EngineSide(self.host, max_answer_bytes=1 << 20, dropped=self._drop)
         self._file = create_memory("test-arena", arena_bytes)
-        self.door = RemoteDoor(Arena(map_memory(self._file)), max_answer_bytes=1 << 20)
+        self.door = LinkClient(Arena(map_memory(self._file)), max_answer_bytes=1 << 20)
         self.requests: list[Request] = []
 
     def _drop(self, _frontend: int) -> None:

@@ -24,8 +24,8 @@ from carpool.config.repository import ModelVersion
 from carpool.engine.engine_link import EngineSide
 from carpool.errors import ModelError
 from carpool.extensions.pipelines.pipeline_route import PipelineRoute
+from carpool.frontend.link_client import LinkClient
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.remote_door import RemoteDoor
 from carpool.process import front_ends, start
 from carpool.types import Array
 from faults.injection import Fault, Point
@@ -160,7 +160,7 @@ Ask = Callable[["Routes"], Seen]
 class Routes:
     """A server, and all that its requests may leave behind."""
 
-    def __init__(self, server: WholeServer, door: RemoteDoor, side: EngineSide) -> None:
+    def __init__(self, server: WholeServer, door: LinkClient, side: EngineSide) -> None:
         self.server, self.door, self.side = server, door, side
 
     def each(self, *requests: tuple[str, bytes, bytes]) -> Seen:
@@ -231,7 +231,7 @@ def _of_pictures() -> dict[str, int]:
 @contextmanager
 def routes(folder: Path, **settings: Any) -> Iterator[Routes]:
     global _load
-    joined: list[tuple[EngineSide, RemoteDoor]] = []
+    joined: list[tuple[EngineSide, LinkClient]] = []
     real_joined, real_http = start._joined, front_ends.http
 
     async def join(*given: Any) -> Any:

@@ -26,7 +26,7 @@ from link.redis_server import RedisServer, redis_server
 
 WHERE = {
     "cached": (
-        *("extensions.cache.caching_door", "extensions.cache.front_caches", "frontend.calls.request"),
+        *("extensions.cache.cache_wrapper", "extensions.cache.front_caches", "frontend.calls.request"),
         *("link.contents", "extensions.cache.answer_store", "extensions.cache.cache_key"),
     ),
     "pipeline": (
@@ -80,7 +80,7 @@ GIVES_BACK = {
     *("Mirroring._around", "Mirroring._choose"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
-SHARED = ("link.redis_client", "extensions.cache.caching_door", "extensions.cache.front_caches")
+SHARED = ("link.redis_client", "extensions.cache.cache_wrapper", "extensions.cache.front_caches")
 
 
 def modules(names: tuple[str, ...]) -> list[Any]:

@@ -14,21 +14,16 @@ import numpy as np
 from carpool.core.front_load import Outside
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.link.door import (
-    NOBODY,
-    Ahead,
-    Answer,
-    Ask,
+from carpool.link.catalog import (
     Batching,
     Catalog,
-    Hears,
     IndexEntry,
     ModelEntry,
     PublishedModel,
-    Sender,
     Traits,
-    nobody_ahead,
 )
+from carpool.link.engine_client import Ahead, Answer, Ask, Hears, nobody_ahead
+from carpool.link.senders import NOBODY, Sender
 from carpool.memory.arena import BodySlots, Slot
 from carpool.memory.layout import bind_file
 from carpool.observe import statistics

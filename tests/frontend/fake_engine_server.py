@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from carpool.link.door import Catalog, PublishedServer
+from carpool.link.catalog import Catalog, PublishedServer
 from frontend.fake_door import FakeDoor
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from carpool.link.door import Catalog, PublishedServer
+from carpool.link.catalog import Catalog, PublishedServer
 from carpool.memory.client_files import OpenRegion, Region
 from frontend.fake_door import FakeDoor
 

@@ -24,7 +24,8 @@ from carpool.frontend.calls.request import (
 )
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.door import NOBODY, Answer
+from carpool.link.engine_client import Answer
+from carpool.link.senders import NOBODY
 from carpool.link.step_times import Times
 from carpool.types import Datatype
 from carpool.vision.picture_answers import Options

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge, Unsupported
 from carpool.frontend.calls.client_memory import ClientMemory, names_regions
-from carpool.link.door import PublishedServer
+from carpool.link.catalog import PublishedServer
 from carpool.memory.client_files import EXTENSION, PLACE, Region, region_key
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind

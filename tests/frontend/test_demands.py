@@ -12,7 +12,7 @@ from carpool.errors import Unavailable, retry_after
 from carpool.frontend import demands
 from carpool.frontend.demands import Demands
 from carpool.frontend.http.exchange import Collect, Receive, hand_over
-from carpool.link.door import Door
+from carpool.link.engine_client import EngineClient
 
 
 class Engine:
@@ -31,7 +31,7 @@ class Engine:
 
 def made() -> tuple[Engine, Demands]:
     engine = Engine()
-    return engine, Demands(cast(Door, engine))
+    return engine, Demands(cast(EngineClient, engine))
 
 
 async def turns() -> None:

@@ -10,7 +10,7 @@ import pytest
 from carpool.frontend import front_parts
 from carpool.frontend.calls.front_part import FrontPart, StartedWith
 from carpool.frontend.front_parts import FrontParts
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 
 
 class Sample:
@@ -46,7 +46,7 @@ class Sample:
     def started(self, server: Any) -> FrontPart:
         self.made.append(f"started at {server.began}")
         wrapped: Any = lambda door: ("wrapped", door)  # noqa: E731
-        return FrontPart(door=wrapped)
+        return FrontPart(engine=wrapped)
 
     def follow(self, catalog: Catalog) -> None:
         self.parts.load(catalog)
@@ -93,7 +93,7 @@ def test_parts_wrap_in_the_order_of_the_list_whenever_they_were_loaded(
     sample.parts.start(sample)  # type: ignore[arg-type]
     sample.follow(Catalog(entries={("m", "1"): entry}))
     outer, between, last = sample.parts.in_order()
-    assert (outer.picture is not None, between.door is not None, last) == (True, True, inner)
+    assert (outer.picture is not None, between.engine is not None, last) == (True, True, inner)
 
 
 def test_a_field_of_a_head_loads_the_part_that_chooses_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from carpool.errors import NotFound
 from carpool.frontend import front_service as lookup
 from carpool.frontend.front_service import FrontService
-from carpool.link.door import Batching, Catalog, ModelEntry
+from carpool.link.catalog import Batching, Catalog, ModelEntry
 from carpool.types import Signature
 from frontend.fake_door import FakeDoor
 

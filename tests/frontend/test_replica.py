@@ -18,7 +18,7 @@ from carpool.client.questions import error_of
 from carpool.core.job import Reason
 from carpool.errors import DeadlineExceeded, Refused, Unavailable
 from carpool.frontend.http.exchange import Fault, status_of
-from carpool.link.door import NOBODY, Sender, read_attempt
+from carpool.link.senders import NOBODY, Sender, read_attempt
 from carpool.types import RequestOptions
 from engine import repositories
 from frontend.http.harness import Client, Response

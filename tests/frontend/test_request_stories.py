@@ -23,7 +23,9 @@ from carpool.frontend.calls.request import (
 )
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.link.door import NOBODY, Answer, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import NOBODY
 from carpool.link.step_times import Times
 from carpool.types import Datatype
 from carpool.vision.picture_answers import Options

@@ -20,7 +20,7 @@ from carpool.core.job import GONE, OFFERED, READY
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
-from carpool.link.door import Batching, Catalog, ModelEntry, PublishedModel, Traits
+from carpool.link.catalog import Batching, Catalog, ModelEntry, PublishedModel, Traits
 from carpool.memory.client_files import OpenRegion
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 

@@ -16,8 +16,10 @@ import uvloop
 
 from carpool.engine.engine_link import EngineLink, EngineSide
 from carpool.frontend.front_link import RemoteCall
-from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, Ask, Handling, ModelEntry, Sender
+from carpool.frontend.link_client import LinkClient
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer, Ask, Handling
+from carpool.link.senders import Sender
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
@@ -58,7 +60,7 @@ class Asked:
 class Client:
     """Asks through a door."""
 
-    def __init__(self, door: RemoteDoor, arena: int) -> None:
+    def __init__(self, door: LinkClient, arena: int) -> None:
         self.door = door
         self.arena = arena  # its file, kept for the next engine
 
@@ -108,7 +110,7 @@ class Joined:
     async def door(self, size: int = 64 << 20, broken: Callable[[], None] = lambda: None) -> Client:
         """One more front end."""
         arena = create_memory("test-arena", size)
-        door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=MAX_ANSWER, broken=broken)
+        door = LinkClient(Arena(map_memory(arena)), max_answer_bytes=MAX_ANSWER, broken=broken)
         client = Client(door, arena)
         self.clients.append(client)
         await self.connect(client)

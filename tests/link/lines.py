@@ -22,7 +22,8 @@ import numpy as np
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
-from carpool.link.door import Answer, Ask, Sender
+from carpool.link.engine_client import Answer, Ask
+from carpool.link.senders import Sender
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.logs import configure
 from carpool.process.children import FrontendParts
@@ -35,7 +36,7 @@ from waiting import until_in_loop as until
 class LineFrontend:
     def __init__(self, parts: FrontendParts) -> None:
         self._parts = parts
-        self._door = parts.door
+        self._door = parts.engine_client
         self._server: asyncio.Server
         self._of_others: dict[int, list[asyncio.Server]] = {}
         self._busy = 0

@@ -17,7 +17,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
 from carpool.link import advice as advice_module
 from carpool.link.advice import GATE_BYTES, Advice, GateTable, publish
-from carpool.link.door import NOBODY, Batching, ModelEntry, Sender
+from carpool.link.catalog import Batching, ModelEntry
+from carpool.link.senders import NOBODY, Sender
 from carpool.types import Signature
 from waiting import until_in_loop as until
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.link import catalog_changes
-from carpool.link.catalog_changes import PIECE_BYTES, CatalogReader, CatalogWriter
-from carpool.link.door import (
+from carpool.link.catalog import (
     Batching,
     Catalog,
     IndexEntry,
@@ -21,6 +20,7 @@ from carpool.link.door import (
     PublishedServer,
     Traits,
 )
+from carpool.link.catalog_changes import PIECE_BYTES, CatalogReader, CatalogWriter
 from carpool.link.records import (
     CATALOG,
     CATALOG_PIECE,

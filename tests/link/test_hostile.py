@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from carpool.core.job import JobOrigin
 from carpool.errors import Unavailable
-from carpool.frontend.remote_door import RemoteDoor
+from carpool.frontend.link_client import LinkClient
 from carpool.link.catalog_changes import CatalogWriter
 from carpool.link.records import (
     ASK,
@@ -408,7 +408,7 @@ def test_an_engine_that_does_not_listen_gets_no_more_than_a_bounded_backlog() ->
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         arena = create_memory("test-arena", 256 << 20)
-        door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=SIZE)
+        door = LinkClient(Arena(map_memory(arena)), max_answer_bytes=SIZE)
         client = Client(door, arena)
         with theirs:
             await door.attach(ours)

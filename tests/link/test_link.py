@@ -26,8 +26,10 @@ from carpool.errors import (
 )
 from carpool.frontend.front_link import RemoteCall, expiry
 from carpool.link import records
-from carpool.link.door import Answer, Ask, Batching, Handling, ModelEntry, Sender, Traits
+from carpool.link.catalog import Batching, ModelEntry, Traits
+from carpool.link.engine_client import Answer, Ask, Handling
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
+from carpool.link.senders import Sender
 from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import ENCODED, FILE_AT, write_file

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, ModelError, Unavailable, Unsupported
-from carpool.frontend.remote_door import RemoteDoor
+from carpool.frontend.link_client import LinkClient
+from carpool.link.catalog import Traits
 from carpool.link.catalog_changes import CatalogWriter
-from carpool.link.door import Traits
 from carpool.link.records import (
     ADMITTED,
     DONE,
@@ -246,7 +246,7 @@ async def lied_to(lie: bytes) -> list[CarpoolError | None]:
     theirs.setblocking(False)
     arena = create_memory("test-arena", 1 << 20)
     broken: list[int] = []
-    door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=1 << 20, broken=lambda: broken.append(1))
+    door = LinkClient(Arena(map_memory(arena)), max_answer_bytes=1 << 20, broken=lambda: broken.append(1))
     client = Client(door, arena)
     with theirs:
         await door.attach(ours)

@@ -21,7 +21,7 @@ X = np.array([[1.0, 2.0, 3.0]], np.float32)
 
 
 @dataclass
-class Door:
+class EngineClient:
     port: int
 
 
@@ -32,7 +32,7 @@ def message() -> bytes:
     return framed(request.SerializeToString())
 
 
-def is_unharmed(door: Door) -> bool:
+def is_unharmed(door: EngineClient) -> bool:
     with wire(door) as client:
         client.send(head(1), data(1, message()))
         answer = pb.ModelInferResponse.FromString(client.answer(1).data[5:])
@@ -43,7 +43,7 @@ def descriptors(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def send(door: Door, frames: int, seed: int) -> int:
+def send(door: EngineClient, frames: int, seed: int) -> int:
     """At least so many; returns the seed of what comes next."""
     sent, said = 0, message()
     while sent < frames:
@@ -62,7 +62,7 @@ def until_alone(server: Live, most: int) -> None:
 def test_frames_by_chance_leave_nothing_behind(frames: int, tmp_path: Path) -> None:
     onnx_models.identity(tmp_path / "models" / "same" / "1" / "model.onnx")
     with serving(tmp_path / "models", grpc=1, folder=tmp_path) as server:
-        door = Door(server.grpc_port)
+        door = EngineClient(server.grpc_port)
         assert is_unharmed(door)
         pids = server.all_pids()  # the front end for gRPC is the last to be there
         (front,) = server.grpc_pids

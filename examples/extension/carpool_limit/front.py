@@ -6,7 +6,8 @@ from carpool.frontend.calls.request import Infer, Listener, Request
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
 from carpool.observe.columns import single
 
 

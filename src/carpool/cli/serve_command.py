@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from carpool.config.repository import ModelSource
-    from carpool.link.door import Catalog, LoadingStep
+    from carpool.link.catalog import Catalog, LoadingStep
 
 _ENGINE = "carpool.process.start:engine"
 _HTTP = "carpool.process.front_ends:http"

@@ -29,7 +29,7 @@ from carpool.engine.routes.direct_route import NO_ROUTE
 from carpool.engine.run.batch import Outcome, Route, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
-from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
+from carpool.link.catalog import ASK, UNLOADED, IndexEntry, LoadingStep
 from carpool.link.templates import RequestForm
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger

@@ -23,7 +23,7 @@ from carpool.engine.run.batch import Route
 from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
-from carpool.link.door import (
+from carpool.link.catalog import (
     Batching,
     Catalog,
     IndexEntry,
@@ -71,8 +71,8 @@ Seen = Callable[[int], Awaitable[None]]
 
 
 class EngineHost(Publisher):
-    """Offers an engine to the doors. `make` builds it: the host is its `publisher`, and knows who hears of
-    its `loads`."""
+    """Offers an engine to the front ends. `make` builds it: the host is its `publisher`, and knows who
+    hears of its `loads`."""
 
     def __init__(
         self,

@@ -23,8 +23,8 @@ from carpool.engine.run.batch import NO_EXTRAS, NO_INPUTS, Extras, Outcome, Work
 from carpool.engine.run.parts import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.catalog_changes import CatalogWriter
-from carpool.link.door import Catalog, ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.records import Fields, HeardSources, Outbox, ProtocolError, RecordReader, to_frontend
 from carpool.link.request_place import RequestPlace, inline_size, put_inline

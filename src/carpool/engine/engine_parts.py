@@ -20,7 +20,7 @@ from carpool.engine.loading.loadable import Pin
 from carpool.engine.models.served import Served
 from carpool.extension import Extension
 from carpool.extensions import installed, started
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 
 Json: TypeAlias = Mapping[str, Any]
 Question: TypeAlias = Callable[[Json], Awaitable[Any]]

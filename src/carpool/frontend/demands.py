@@ -8,7 +8,7 @@ from time import monotonic
 
 from carpool.core.numerals import numeral
 from carpool.errors import Unavailable
-from carpool.link.door import Door
+from carpool.link.engine_client import EngineClient
 
 MOST_WAITING = 256
 """Requests of one front end, for all models together."""
@@ -31,8 +31,8 @@ class Demands:
     """Asks the engine to load models for one front end, in its loop's thread only. The engine is asked once
     for all who wait."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
         self._under_way: dict[str, tuple[float, asyncio.Task[object]]] = {}  # and since when
         self._took: dict[str, float] = {}
         self._waiting = 0
@@ -74,7 +74,7 @@ class Demands:
 
     async def _ask(self, model: str, began: float) -> None:
         try:
-            await self._door.ask("demand", {"model": model})
+            await self._engine.ask("demand", {"model": model})
             self._took[model] = monotonic() - began
         finally:
             del self._under_way[model]

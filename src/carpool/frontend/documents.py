@@ -15,7 +15,8 @@ import orjson
 
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
-from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
+from carpool.link.catalog import Catalog, IndexEntry, ModelEntry
+from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import MODEL_ROWS, Cells, Table
 from carpool.observe.shared_history import KEPT_S
 from carpool.observe.statistics import (
@@ -192,15 +193,15 @@ class LivePage:
         self._made_at = -_FRESH_S
         self._made = b""
 
-    def read(self, door: Door) -> bytes:
+    def read(self, engine: EngineClient) -> bytes:
         now = time.monotonic()
         if now - self._made_at >= _FRESH_S:
-            self._made = orjson.dumps(self.document(door, now))
+            self._made = orjson.dumps(self.document(engine, now))
             self._made_at = now
         return self._made
 
-    def document(self, door: Door, now: float) -> Document:
-        catalog = door.catalog
+    def document(self, engine: EngineClient, now: float) -> Document:
+        catalog = engine.catalog
         lines = sorted(catalog.index, key=lambda line: (line.name, len(line.version), line.version))
         counts = {(row.model, row.version): row.cells for row in self._table.models()}
         steps: dict[tuple[str, str], list[Document]] = {}
@@ -224,8 +225,8 @@ class LivePage:
             "server": {
                 "version": __version__,
                 "uptime_s": round(now - self._started, 3),
-                "ready": door.serving and catalog.ready and catalog.able,
-                "serving": door.serving,
+                "ready": engine.serving and catalog.ready and catalog.able,
+                "serving": engine.serving,
                 "loading": catalog.server.loading,
                 **server_counts(self._table.server()),
             },
@@ -300,17 +301,17 @@ class ProfileWatch:
     """Watches profiles for one front end, in its loop's thread. Nobody waits here: the next look finds what
     came meanwhile."""
 
-    def __init__(self, door: Door, clock: Callable[[], float] = monotonic) -> None:
-        self._door = door
+    def __init__(self, engine: EngineClient, clock: Callable[[], float] = monotonic) -> None:
+        self._engine = engine
         self._clock = clock
         self._watched: dict[_Known, _Watched] = {}  # those that were looked at last are last
 
     def look(self, name: str, version: str) -> Document | None:
         """Returns what the engine last said of a model that serves; None before it said anything, and of
         others."""
-        catalog = self._door.catalog
+        catalog = self._engine.catalog
         entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
-        if entry is None or not self._door.serving:
+        if entry is None or not self._engine.serving:
             return None
         known = (entry.key, entry.name, entry.version)
         found = self._watched[known] = self._watched.pop(known, _Watched())
@@ -325,7 +326,7 @@ class ProfileWatch:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 asked = {"name": entry.name, "version": entry.version}
-                found.document = await self._door.ask("profile", asked)
+                found.document = await self._engine.ask("profile", asked)
         except (CarpoolError, TimeoutError):
             found.document = None  # it left meanwhile, or the engine did: better nothing than what was
         finally:

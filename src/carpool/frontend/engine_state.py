@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from carpool.errors import NotFound, Unavailable, Unsupported
-from carpool.link.door import Ask, Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Ask
 from carpool.memory.arena import LARGE, MOST_OF_ARENA, Arena, ArenaSlot, BodySlots, MakeRoom, Slot, check_fits
 from carpool.memory.pulse import STALE_S
 

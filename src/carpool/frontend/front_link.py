@@ -16,8 +16,9 @@ from carpool.core.refusal_words import BACKGROUND as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.frontend.engine_state import EngineState, stalled
+from carpool.link.catalog import ModelEntry
 from carpool.link.catalog_changes import CatalogReader
-from carpool.link.door import USUAL, Answer, Ask, Hears, ModelEntry, Sender
+from carpool.link.engine_client import USUAL, Answer, Ask, Hears
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -67,6 +68,7 @@ from carpool.link.records import (
     SaidSources,
     to_engine,
 )
+from carpool.link.senders import Sender
 from carpool.link.step_times import read_steps
 from carpool.link.templates import DeclaredOutputs, Template, Templates
 from carpool.memory.arena import LARGE, ArenaSlot, Slot
@@ -274,7 +276,7 @@ class FrontLink:
     # Towards the engine.
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
-        """Does the same as `Door.infer`."""
+        """Does the same as `EngineClient.infer`."""
         entry, head, slot, tail, handling = ask.entry, ask.head, ask.slot, ask.tail, ask.handling
         state, background = self._state, handling.background
         call = RemoteCall(ask, _Background(self._background, entry.key, hears) if background else hears)

@@ -19,7 +19,9 @@ from carpool.frontend.calls.request import (
     RequestReply,
     SeesPictures,
 )
-from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import EngineClient
+from carpool.link.senders import NOBODY, Sender
 from carpool.observe.counters import Cells, Row
 from carpool.observe.exemplars import Exemplars
 from carpool.types import Array
@@ -71,7 +73,7 @@ class ServerOfParts:
         return send(self._service, entry, inputs, reply, sender, deadline)
 
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
-        return await self._service.door.ask(question, arguments)
+        return await self._service.engine.ask(question, arguments)
 
 
 class FrontParts:
@@ -87,13 +89,13 @@ class FrontParts:
         self.see_pictures: tuple[SeesPictures, ...] = ()
         self.see_refused: tuple[SeesRefused, ...] = ()
 
-    def start(self, door: Door) -> Door:
-        """Loads the parts that the server's options switch on; returns the door that they have wrapped."""
+    def start(self, engine: EngineClient) -> EngineClient:
+        """Loads the parts that the server's options switch on; returns the client that they have wrapped."""
         for extension in started(self.server.settings):
             part = self._load(extension)
-            if part is not None and part.door is not None:
-                door = part.door(door)
-        return door
+            if part is not None and part.engine is not None:
+                engine = part.engine(engine)
+        return engine
 
     def load(self, catalog: Catalog) -> None:
         """Loads what is new in this catalogue."""

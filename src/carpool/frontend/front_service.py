@@ -17,7 +17,8 @@ from carpool.frontend.calls.request import Infer, ModelLane, places_at
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
 from carpool.frontend.front_parts import FrontParts
-from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
+from carpool.link.catalog import UNLOADED, Catalog, ModelEntry
+from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block
 
 _LONGEST_SHOWN = 80
@@ -25,8 +26,8 @@ _MOST_COMPARED = 5
 _MOST_LOOKED_AT = 200
 
 
-def is_model_ready(door: Door, entry: ModelEntry) -> bool:
-    return door.serving and entry.key not in door.catalog.down
+def is_model_ready(engine: EngineClient, entry: ModelEntry) -> bool:
+    return engine.serving and entry.key not in engine.catalog.down
 
 
 def not_serving() -> Unavailable:
@@ -85,7 +86,7 @@ class FrontService(CallService):
     def __init__(
         self,
         name: str,
-        door: Door,
+        engine: EngineClient,
         block: Block,
         max_body_bytes: int,
         picture_threads: int,
@@ -96,13 +97,13 @@ class FrontService(CallService):
         started = started or StartedWith()
         self.settings = started.settings
         self.parts = FrontParts(self, block.server, started)
-        door = self.parts.start(door)
-        super().__init__(name, door, block, max_body_bytes, picture_threads, forward)
-        self.demands = Demands(door)
+        engine = self.parts.start(engine)
+        super().__init__(name, engine, block, max_body_bytes, picture_threads, forward)
+        self.demands = Demands(engine)
         self._outermost = parts  # what is added sees every request once, and answers as they are written
         self._lanes = ModelLanes(self)
         self.lane, self.choose = self._lanes.lane, self._choose
-        door.watch(self._follow)
+        engine.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
         """Follows the catalogue after the others that watch, whose word this takes."""
@@ -120,17 +121,17 @@ class FrontService(CallService):
         self._lanes.renew((*self._outermost, *self.parts.in_order()))
 
     def _choose(self, entry: ModelEntry, fields: Mapping[bytes, bytes], tensors: bool) -> Choice | None:
-        if self.parts.loads_for(fields, self.door.catalog):
+        if self.parts.loads_for(fields, self.engine.catalog):
             self._renew_lanes()
         return self._lanes.choose(entry, fields, tensors)
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
         `NotLoaded` when that is only to be asked for."""
-        catalog = self.door.catalog
+        catalog = self.engine.catalog
         entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
         if entry is None:
-            if not self.door.serving:
+            if not self.engine.serving:
                 raise not_serving()
             error = _absent(catalog, name, version)
             # While a start goes on, as after the end of an engine, what is not there yet may come.
@@ -156,7 +157,7 @@ class ModelLanes:
     def __init__(self, service: CallService) -> None:
         self._service = service
         self._parts: Sequence[FrontPart] = ()
-        self._placing = places_at(service.door)
+        self._placing = places_at(service.engine)
         self._made: dict[int, ModelLane] = {}  # by the entry's key
 
     def renew(self, parts: Sequence[FrontPart]) -> None:

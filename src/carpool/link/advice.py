@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from carpool.core.job import ORDINARY, REFUSAL_NUMBERS, Job, Reason, Refusal, refusal_of
 from carpool.core.refusal_words import refused
 from carpool.errors import CarpoolError, Refused
-from carpool.link.door import NOBODY, Ahead, ModelEntry, Sender, nobody_ahead
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Ahead, nobody_ahead
+from carpool.link.senders import NOBODY, Sender
 
 if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler  # front ends have none
@@ -53,7 +55,7 @@ _LATELY_S = 0.25  # nobody was refused for so long: there is room
 
 
 class Gate(Protocol):
-    """As `Door.refuses`, which it is: refuses what the engine would refuse as well."""
+    """As `EngineClient.refuses`, which it is: refuses what the engine would refuse as well."""
 
     def __call__(
         self,
@@ -125,7 +127,7 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> boo
 
     Of one source there is one verdict; or one on who comes after so many others, whom the engine has
     not heard of yet. Of several, each that was lately refused has its own, so that
-    a flood of one is turned away at the door while the others are not. Who is more urgent than the others
+    a flood of one is rejected by the gate while the others are not. Who is more urgent than the others
     can only be seen by the engine: as long as such requests come, it decides alone.
     """
     lanes = list(scheduler.lanes)

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from carpool.link.door import (
+from carpool.link.catalog import (
     Batching,
     Catalog,
     IndexEntry,

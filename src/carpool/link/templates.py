@@ -14,7 +14,7 @@ import orjson
 
 from carpool.core.front_load import Outside
 from carpool.errors import CarpoolError
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.link.records import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, RESET, TEMPLATE, ProtocolError, to_engine
 from carpool.memory.client_files import PLACE, OpenRegion, RegionReads, find_regions
 from carpool.memory.layout import CUTS, ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of

@@ -294,8 +294,8 @@ _GROWTH: Final = 4  # bytes copied per byte of a body: at most a third
 
 
 class BodySlots:
-    """Defines the part of a door that gives memory. `allocate` may have none now; `left_with` says how much
-    of all would be free with so many bytes more in use, from 0 to 1.
+    """Defines the part of an engine client that gives memory. `allocate` may have none now; `left_with`
+    says how much of all would be free with so many bytes more in use, from 0 to 1.
 
     Announcing a body is not enough to take the memory for it. While there is plenty, a body gets all of its
     memory when its head is here, and comes straight into it. Else it gets a little, and more as it comes:

@@ -36,10 +36,10 @@ from carpool.frontend.documents import (
     unbatched,
     versions_of,
 )
-from carpool.frontend.remote_door import RemoteDoor
+from carpool.frontend.link_client import LinkClient
 from carpool.link.advice import GateTable
+from carpool.link.catalog import Catalog, LoadingStep
 from carpool.link.child_process import Control, Message, collect_rarely, live_as_child, switch_often
-from carpool.link.door import Catalog, LoadingStep
 from carpool.link.typed_json import read_document
 from carpool.memory.arena import Arena, take_memory
 from carpool.memory.pulse import Beats, Pulses, Watch
@@ -76,7 +76,7 @@ class Frontend(Protocol):
 class FrontendParts:
     """Holds what a front end is built from. `sockets` listen already, by the name of their port."""
 
-    door: RemoteDoor
+    engine_client: LinkClient
     gates: GateTable
     settings: ServerSettings
     sockets: Mapping[str, Sequence[socket.socket]]
@@ -93,7 +93,7 @@ class FrontendParts:
         """
         end = time.monotonic() + _CATALOGUE_S
         while self.table.server()[UP] and not (
-            self.door.serving or self.door.stalls or time.monotonic() > end
+            self.engine_client.serving or self.engine_client.stalls or time.monotonic() > end
         ):
             await asyncio.sleep(0.001)
 
@@ -252,18 +252,18 @@ class FrontendProcess:
 
     async def run(self) -> int:
         arena, table, gates, pulse_file, *listening = self._first.files
-        door = RemoteDoor(
+        engine_client = LinkClient(
             Arena(take_memory(arena)),
             max_answer_bytes=self._settings.max_body_bytes,
             broken=self._broken.set,
         )
         pulses, block = Pulses(take_memory(pulse_file)), self._first.body["block"]
         engine = Watch(partial(pulses.read, ENGINE_BLOCK))
-        Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
-        door.watch(lambda catalog: apply_log_settings(catalog.server.logging))
+        Beats(partial(pulses.beat, block), lambda: engine_client.engine_stood_still(engine.look()))
+        engine_client.watch(lambda catalog: apply_log_settings(catalog.server.logging))
         start: StartFrontend = _load(self._first.body["start"])
         parts = FrontendParts(
-            door=door,
+            engine_client=engine_client,
             gates=GateTable(take_memory(gates)),
             settings=self._settings,
             sockets=_sockets(listening, self._first.body["sockets"]),
@@ -271,11 +271,11 @@ class FrontendProcess:
             block=block,
             began=self._first.body["began"],
         )
-        obeying = asyncio.create_task(self._obey(door))
+        obeying = asyncio.create_task(self._obey(engine_client))
         collect_rarely()
         frontend = self._frontend = await start(parts)
         self._control.send("up")
-        door.watch(self._report_imports)
+        engine_client.watch(self._report_imports)
         broken = asyncio.create_task(self._broken.wait())
         await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
         if not obeying.done():
@@ -290,18 +290,18 @@ class FrontendProcess:
             self._known |= new
             self._control.send("imported", names=sorted(name for name in new if name.startswith("carpool.")))
 
-    async def _obey(self, door: RemoteDoor) -> float:
+    async def _obey(self, engine_client: LinkClient) -> float:
         """Take every new engine until it is time to stop; returns the seconds there are for that."""
         while (message := await self._control.receive()) is not None:
             if message.word == "drain":
-                door.drain()
+                engine_client.drain()
                 return float(message.body["within_s"])
             if message.word == "help":
                 sockets = _sockets(message.files, message.body["sockets"])
                 if self._frontend is not None:
                     await self._frontend.help(message.body["other"], sockets)
                 continue
-            await door.attach(socket.socket(fileno=message.files[0]))
+            await engine_client.attach(socket.socket(fileno=message.files[0]))
         return 0.0
 
 

@@ -1,5 +1,5 @@
-"""Starts what runs in each front end: its protocol's server behind a door. Nothing of the engine is loaded
-here."""
+"""Starts what runs in each front end: its protocol's server in front of an engine. Nothing of the
+engine is loaded here."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def http(parts: FrontendParts) -> Frontend:
     from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
     settings = parts.settings
-    advice = Advice(parts.gates.read, parts.door.ask)
-    parts.door.advise(advice)
+    advice = Advice(parts.gates.read, parts.engine_client.ask)
+    parts.engine_client.advise(advice)
     unread, gate_status = Unread(), int(settings.gate_status)
     # Where the loop is the engine's too, how long requests lie unread says little.
     fair = Fairness(unread, advice.behind, gate_status) if parts.apart else Fairness(gate_status=gate_status)
@@ -88,14 +88,14 @@ async def http(parts: FrontendParts) -> Frontend:
         parts.table,
         version=carpool.__version__,
         families=families,
-        states=lambda extension, what: parts.door.catalog.extra.get(extension, {}).get(what, {}),
-        index=lambda: ((line.name, line.version, line.word) for line in parts.door.catalog.index),
+        states=lambda extension, what: parts.engine_client.catalog.extra.get(extension, {}).get(what, {}),
+        index=lambda: ((line.name, line.version, line.word) for line in parts.engine_client.catalog.index),
     )
     page = SharedPage(exposition.pieces, partial(exposition.pieces, openmetrics=True))
     block = parts.table.block(parts.block)
     access = Access(settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(
-        parts.door,
+        parts.engine_client,
         block,
         page,
         table=parts.table,
@@ -122,10 +122,10 @@ async def http(parts: FrontendParts) -> Frontend:
 async def grpc(parts: FrontendParts) -> Frontend:
     from carpool.frontend.grpc.grpc_server import GrpcServer  # those for HTTP do without
 
-    parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    parts.engine_client.advise(Advice(parts.gates.read, parts.engine_client.ask))
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
     block = parts.table.block(parts.block)
-    server = GrpcServer(parts.door, block, parts.settings, access, started(parts))
+    server = GrpcServer(parts.engine_client, block, parts.settings, access, started(parts))
     await parts.until_catalogued()
     await server.start(parts.sockets["grpc"])
     access.watch()

@@ -27,10 +27,10 @@ from carpool.engine.profile.model_profile import ProfileStore
 from carpool.extension import Extension
 from carpool.extensions import installed, started
 from carpool.frontend.http.http_server import check_free, listen
-from carpool.frontend.remote_door import RemoteDoor
+from carpool.frontend.link_client import LinkClient
 from carpool.link.advice import GATE_BYTES, GateTable
+from carpool.link.catalog import Catalog, LoadingStep
 from carpool.link.child_process import Child
-from carpool.link.door import Catalog, LoadingStep
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
@@ -171,8 +171,8 @@ async def serve(
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     end_history = keep_history(table)
-    side, door = await _joined(host, settings, stop)
-    parts = FrontendParts(door, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
+    side, engine_client = await _joined(host, settings, stop)
+    parts = FrontendParts(engine_client, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
     frontends = [await front_ends.http(parts)]
     if "grpc" in sockets:
         frontends.append(await front_ends.grpc(parts))
@@ -193,7 +193,7 @@ async def serve(
                     await asyncio.sleep(settings.lame_duck_s)
         logger("server").info("draining", seconds=settings.drain_s)
     finally:
-        door.drain()
+        engine_client.drain()
         host.set_ready(False)
         host.give_up_loads()
         within = settings.drain_s
@@ -203,7 +203,7 @@ async def serve(
             task.cancel()
         await asyncio.gather(opening, stopping, return_exceptions=True)
         side.close()
-        door.close()
+        engine_client.close()
         end_history()
     return sum(cut_off)
 
@@ -222,7 +222,7 @@ async def _of_extensions(parts: FrontendParts) -> list[Frontend]:
 
 async def _joined(
     host: EngineHost, settings: ServerSettings, stop: asyncio.Event
-) -> tuple[EngineSide, RemoteDoor]:
+) -> tuple[EngineSide, LinkClient]:
     """Returns both ends of a link. One that breaks ends the server: the two sides would not agree on who may
     write to which memory."""
 
@@ -232,12 +232,12 @@ async def _joined(
 
     most = settings.max_body_bytes
     arena = create_memory("carpool-arena", settings.arena_bytes)
-    door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=most, broken=broken)
+    engine_client = LinkClient(Arena(map_memory(arena)), max_answer_bytes=most, broken=broken)
     side = EngineSide(host, max_answer_bytes=most, dropped=broken)
     ours, theirs = socket.socketpair()
-    await door.attach(theirs)
+    await engine_client.attach(theirs)
     await side.attach(0, ours, arena)
-    return side, door
+    return side, engine_client
 
 
 def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:

@@ -23,8 +23,8 @@ from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.link.advice import GATE_BYTES
+from carpool.link.catalog import LoadingStep
 from carpool.link.child_process import Child, Message, Watchdog
-from carpool.link.door import LoadingStep
 from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.pulse import BEAT_S, Beats, Pulses, Watch, pulse_bytes

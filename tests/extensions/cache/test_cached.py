@@ -21,10 +21,10 @@ from PIL import Image
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError, Refused, Unavailable
-from carpool.extensions.cache import caching_door, front_caches, similar
+from carpool.extensions.cache import cache_wrapper, front_caches, similar
 from carpool.extensions.cache.answer_store import AnswerStore
 from carpool.extensions.cache.cache_key import Digests
-from carpool.extensions.cache.caching_door import Lookup
+from carpool.extensions.cache.cache_wrapper import Lookup
 from carpool.extensions.cache.front_caches import CacheParts
 from carpool.frontend.access.access import Access
 from carpool.types import Datatype, TensorSpec
@@ -430,7 +430,7 @@ def noisy(seed: int, figure: bool = False, quality: int = 80) -> bytes:
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at in a thread, or at once."""
-    for module in (caching_door, front_caches):
+    for module in (cache_wrapper, front_caches):
         monkeypatch.setattr(module, "LOOKED_AT_ONCE", most)
     source = b"X-Carpool-Source: door\r\n"
     with front.connect() as client:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from absent import needs
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from engine import ensembles
 from frontend.http.front_end import outputs_of
 from frontend.http.harness import Client, Response

@@ -18,13 +18,15 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Refused, Unavailable
 from carpool.extensions.cascades import cascade_steps
 from carpool.extensions.cascades.cascade_run import CascadeModel, CascadeRun
-from carpool.extensions.pipelines.pipeline_run import PipelineDoor
+from carpool.extensions.pipelines.pipeline_run import PipelineClient
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Ask, Handling, ModelEntry, Sender
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Ask, Handling
+from carpool.link.senders import Sender
 from carpool.observe import columns
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, TensorSpec, Timing
@@ -142,7 +144,7 @@ class Cascade:
         times = 0.0, INFINITY, Sender("camera")
         handling = Handling(0.01, content=self.pictures)
         ask = Ask(entry, self.pictures.head, slot, 0, *times, handling)
-        self.call = PipelineDoor(CascadeRun).infer(ask, self.heard)
+        self.call = PipelineClient(CascadeRun).infer(ask, self.heard)
         self.pictures.prepare(slot.view)
         self.call.ready(slot)
 

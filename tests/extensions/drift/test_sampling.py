@@ -13,7 +13,9 @@ import pytest
 from carpool.extensions.drift import front as sampling
 from carpool.extensions.drift.front import Sampler
 from carpool.extensions.drift.samples import Sampled
-from carpool.link.door import NOBODY, Answer, Catalog
+from carpool.link.catalog import Catalog
+from carpool.link.engine_client import Answer
+from carpool.link.senders import NOBODY
 from carpool.vision.decode import Decoded
 from waiting import until_in_loop as until
 

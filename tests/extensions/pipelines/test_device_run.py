@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from carpool.core.job import INFINITY
 from carpool.errors import ModelError, Unavailable
 from carpool.extensions.pipelines.pipeline_pictures import PipelineModel
-from carpool.extensions.pipelines.pipeline_run import PipelineDoor
+from carpool.extensions.pipelines.pipeline_run import PipelineClient
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
-from carpool.link.door import Ask, Handling, Sender
+from carpool.link.engine_client import Ask, Handling
+from carpool.link.senders import Sender
 from carpool.memory.layout import FILE_AT, find_file, write_file
 from carpool.memory.picture_leases import KEPT, KEPT_FILE, NO_ROOM, LeaseSeen, crops_in, read_cuts
 from carpool.observe import columns
@@ -123,7 +124,7 @@ class DeviceRun(CarriedRun):
         times = 0.0, INFINITY, Sender("camera")
         handling = Handling(content=self.pictures)
         ask = Ask(entry, self.pictures.head, self.slot, 0, *times, handling)
-        self.call = PipelineDoor().infer(ask, self.heard)
+        self.call = PipelineClient().infer(ask, self.heard)
 
     def counted(self, where: str) -> float:
         return float(self.row._cells[columns.by_word("pipelines", "crops")[where]])

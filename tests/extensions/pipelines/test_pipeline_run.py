@@ -19,13 +19,15 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused
 from carpool.extensions.pipelines.picture_graph import Item, Place
 from carpool.extensions.pipelines.pipeline_pictures import PipelineModel
-from carpool.extensions.pipelines.pipeline_run import PipelineDoor
+from carpool.extensions.pipelines.pipeline_run import PipelineClient
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config
 from carpool.extensions.pipelines.settings import pipeline_settings
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Ask, Handling, ModelEntry, Sender
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Ask, Handling
+from carpool.link.senders import Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
 from carpool.vision.decode import Decoded
@@ -135,7 +137,7 @@ class CarriedRun:
         times = 0.0, INFINITY, Sender("camera")
         handling = Handling(0.01, content=self.pictures)
         ask = Ask(entry, self.pictures.head, self.slot, 0, *times, handling)
-        self.call = PipelineDoor().infer(ask, self.heard)
+        self.call = PipelineClient().infer(ask, self.heard)
 
     def _model_of(self, entry: ModelEntry) -> PipelineModel | None:
         return PipelineModel.found(entry, self.service) if "pipelines" in entry.extra else None

@@ -22,8 +22,9 @@ from carpool.errors import (
 )
 from carpool.extensions import started
 from carpool.extensions.recording import front as recording
-from carpool.extensions.recording.front import Recorder, RecordingDoor, claim, front
-from carpool.link.door import Ask, Sender
+from carpool.extensions.recording.front import Recorder, RecordingClient, claim, front
+from carpool.link.engine_client import Ask
+from carpool.link.senders import Sender
 from carpool.sim.arrivals import Recording as Trace
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead
@@ -182,7 +183,7 @@ def head(batch: int, source: str = "") -> RequestHead:
 def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor) -> None:
     file = tmp_path / "arrivals.jsonl"
     recorder = Recorder(file, began=0.0, limit_bytes=MB)
-    noting = RecordingDoor(door, recorder)
+    noting = RecordingClient(door, recorder)
     cats, dogs = noting.catalog.newest["cats"], noting.catalog.newest["dogs"]
     slot = noting.slot(8)
     assert slot is not None
@@ -212,9 +213,9 @@ def test_the_end_of_a_front_end_writes_the_last_arrivals(tmp_path: Path, door: F
     settings = ServerSettings(record=str(file), record_limit_mb=1.0)
     server: Any = SimpleNamespace(settings=settings, began=5.0)
     part = front(server)
-    assert part.door is not None
+    assert part.engine is not None
     assert part.close is not None
-    noting = part.door(door)
+    noting = part.engine(door)
     noting.turned_away(noting.catalog.newest["cats"], Refused("draining"), 7.0)
     part.close()
     assert lines(file) == [{"time": 2.0, "model": "cats", "images": 1}]

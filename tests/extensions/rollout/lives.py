@@ -18,7 +18,7 @@ from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.errors import CarpoolError
 from carpool.extensions.rollout.rollout_desk import RolloutDesk
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 from engine.scripted import weights
 from extensions.rollout import staged
 from waiting import until_in_loop as until

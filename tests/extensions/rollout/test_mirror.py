@@ -12,7 +12,7 @@ from carpool.extensions.rollout import mirror as mirrors
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split, Usual
 from carpool.extensions.rollout.split import RolloutSplit
-from carpool.link.door import Batching, ModelEntry
+from carpool.link.catalog import Batching, ModelEntry
 from carpool.types import Signature
 from carpool.vision.likeness import Difference
 

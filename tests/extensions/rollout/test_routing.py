@@ -12,7 +12,8 @@ from carpool.errors import InvalidInput
 from carpool.extensions.rollout.front import read_side
 from carpool.extensions.rollout.routing import Split
 from carpool.extensions.rollout.split import RolloutSplit
-from carpool.link.door import Batching, ModelEntry, Sender
+from carpool.link.catalog import Batching, ModelEntry
+from carpool.link.senders import Sender
 from carpool.types import Signature
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.frontend.remote_door import RemoteDoor
+from carpool.frontend.link_client import LinkClient
 from extensions.rollout.staged import staged
 from waiting import until
 
@@ -17,7 +17,7 @@ SHADOW = "shadow = 1.0\nshadow_h = 24\n"
 
 def slots_used() -> int:
     gc.collect()
-    return sum(door.arena.slots_used for door in gc.get_objects() if isinstance(door, RemoteDoor))
+    return sum(door.arena.slots_used for door in gc.get_objects() if isinstance(door, LinkClient))
 
 
 SOME = {(CANARY, "raise"), (CANARY, "1"), (SHADOW, "7")}  # the others take longer, and say the same

@@ -46,7 +46,7 @@ from carpool.extensions.rollout import (
 )
 from carpool.extensions.rollout.rollout_desk import RolloutDesk
 from carpool.extensions.rollout.routing import Routing
-from carpool.link.door import Batching, Catalog, ModelEntry
+from carpool.link.catalog import Batching, Catalog, ModelEntry
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature
 from engine.scripted import weights

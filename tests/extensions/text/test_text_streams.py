@@ -17,7 +17,7 @@ from carpool.errors import InvalidInput, ModelError, Refused, Unavailable
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.http import event_stream
 from carpool.frontend.pictures import sent_pictures
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.types import StepTiming, Timing
 from carpool.wire.event_lines import EventReader
 from cli_run import run_cli

@@ -16,7 +16,7 @@ from carpool.config.model import ModelSignature
 from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.extensions.torch.runner_instance import Arenas, RunnerInstance
-from carpool.link.door import Batching, ModelEntry
+from carpool.link.catalog import Batching, ModelEntry
 from carpool.link.link_failures import read_failure
 from carpool.link.records import FROM_RUNNER, RUN, RUN_PLACE, TEMPLATE, TO_RUNNER, Ending, read_endings
 from carpool.memory.arena import create_memory, map_memory

@@ -27,7 +27,7 @@ from carpool.extensions.tracing.span_export import SpanExporter
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.trace_context import Parent, RequestOrigin, read_parent, read_state
 from carpool.frontend.front_parts import ServerOfParts
-from carpool.link.door import PublishedModel
+from carpool.link.catalog import PublishedModel
 from carpool.observe.columns import REQUEST_SECONDS, by_word
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
@@ -49,7 +49,7 @@ def spans_for(table: Table, url: str, **more: Any) -> RequestSpans:
 def export(service: Any, spans: RequestSpans) -> None:
     server = ServerOfParts(service, service.server_row, StartedWith())
     service.parts.add("tracing", Tracer(server, spans).part)
-    service._follow(service.door.catalog)
+    service._follow(service.engine.catalog)
 
 
 @contextlib.contextmanager

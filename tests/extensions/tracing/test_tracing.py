@@ -18,7 +18,7 @@ from carpool.errors import Unavailable
 from carpool.extensions.tracing import front as tracing
 from carpool.extensions.tracing.engine import TraceSettings
 from carpool.extensions.tracing.front import Tracer
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeDoor, echo

@@ -10,7 +10,7 @@ from carpool.errors import ConfigError, Forbidden, Unauthenticated
 from carpool.frontend.access.guard import Guard, presented
 from carpool.frontend.access.keys import read_keys
 from carpool.frontend.access.route_rules import Kind, Rule
-from carpool.link.door import Sender
+from carpool.link.senders import Sender
 from carpool.types import RequestOptions
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 

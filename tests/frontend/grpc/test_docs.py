@@ -10,7 +10,7 @@ from carpool.frontend.grpc.grpc_infer import COMPRESSION
 from carpool.frontend.grpc.grpc_service import STATUSES
 from carpool.frontend.grpc.infer_messages import BATCH, FINAL, TIMES
 from carpool.frontend.grpc.stream_infer import MOST_UNANSWERED
-from carpool.link.door import DEADLINE, SOURCE
+from carpool.link.senders import DEADLINE, SOURCE
 from doc_pages import part_of
 from frontend.grpc.front_end import front_end
 

@@ -31,7 +31,7 @@ from carpool.errors import (
     Unsupported,
 )
 from carpool.frontend.grpc.grpc_service import STATUSES
-from carpool.link.door import IndexEntry, PublishedServer
+from carpool.link.catalog import IndexEntry, PublishedServer
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import (

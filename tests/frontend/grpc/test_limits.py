@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.grpc.grpc_service import largest_message
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.grpc.front_end import FrontEnd, channel, front_end, image_request, infer, refusal, send

@@ -16,7 +16,7 @@ import tritonclient.grpc.service_pb2 as pb
 
 from carpool.errors import ModelError
 from carpool.frontend.grpc.stream_infer import MOST_UNWRITTEN
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.types import Datatype, StepTiming, TensorSpec, Timing
 from frontend.fake_door import FakeModel
 from frontend.grpc.front_end import FrontEnd, channel, front_end

@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from carpool.link.door import PublishedServer
+from carpool.link.catalog import PublishedServer
 from carpool.memory.client_files import EXTENSION, Region
 from carpool.types import Datatype
 from frontend.fake_door import echo

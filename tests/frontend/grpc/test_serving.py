@@ -13,7 +13,7 @@ from carpool.config.server import ServerSettings
 from carpool.frontend.grpc.grpc_server import GrpcServer
 from carpool.frontend.grpc.grpc_service import largest_message
 from carpool.frontend.http.http_server import listen
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 from carpool.wire.proto import message_class
 from frontend.fake_door import FakeDoor
 from frontend.grpc.front_end import (

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from carpool import __version__
 from carpool.errors import Unsupported
 from carpool.frontend.documents import EXTENSIONS
-from carpool.link.door import IndexEntry
+from carpool.link.catalog import IndexEntry
 from carpool.memory.client_files import Region
 from carpool.types import Datatype
 from frontend.grpc.front_end import SUM, FrontEnd, front_end, wait_for

@@ -17,7 +17,7 @@ from carpool.frontend.documents import EXTENSIONS
 from carpool.frontend.http.app import MetricsApp, all_routes
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import SharedPage
-from carpool.link.door import IndexEntry
+from carpool.link.catalog import IndexEntry
 from doc_pages import part_of
 from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, infer
 from frontend.http.harness import Client, Response, serving

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
 from carpool.frontend.documents import EXTENSIONS
-from carpool.link.door import IndexEntry
+from carpool.link.catalog import IndexEntry
 from carpool.types import Datatype
 from frontend.http.front_end import IMAGE, FrontEnd, front_end
 from waiting import until, until_in_loop

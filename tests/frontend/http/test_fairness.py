@@ -17,7 +17,8 @@ from carpool.frontend.http import fairness, http_service, openapi
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_service import SharedPage
-from carpool.link.door import Batching, Catalog, ModelEntry, Sender
+from carpool.link.catalog import Batching, Catalog, ModelEntry
+from carpool.link.senders import Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeDoor

@@ -18,7 +18,8 @@ from carpool.frontend.calls.request import (
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.types import Datatype

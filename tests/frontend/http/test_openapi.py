@@ -15,7 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from carpool.frontend.http.app import all_routes
 from carpool.frontend.http.openapi import openapi
 from carpool.frontend.http.url_routes import expanded
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 from carpool.vision import tasks
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.http.test_app_images import FORM

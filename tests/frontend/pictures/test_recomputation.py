@@ -12,7 +12,8 @@ import pytest
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.recomputation import Aside, Recomputation, in_threads
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
 from carpool.observe.counters import Table, table_bytes
 from frontend.fake_door import FakeDoor
 from frontend.picture_models import classifier

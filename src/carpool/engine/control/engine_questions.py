@@ -23,7 +23,7 @@ from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.loading.loadable import remove_abandoned
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
-from carpool.link.door import LoadingStep
+from carpool.link.catalog import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file, region_key
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger

@@ -27,7 +27,7 @@ from carpool.engine.loading.loadable import (
 )
 from carpool.engine.models.served import Served, VersionState
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
-from carpool.link.door import ON_DEMAND, UNLOADED, IndexEntry
+from carpool.link.catalog import ON_DEMAND, UNLOADED, IndexEntry
 from carpool.observe.logs import logger
 
 log = logger("engine")

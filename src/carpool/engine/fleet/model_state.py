@@ -8,7 +8,7 @@ from pathlib import Path
 
 from carpool.config.fingerprint import Fingerprint
 from carpool.engine.models.served import Served, VersionState
-from carpool.link.door import UNLOADED, IndexEntry
+from carpool.link.catalog import UNLOADED, IndexEntry
 
 _MOST_UNLOADED = 16
 _WHOLE = 0  # among the versions: the model as such

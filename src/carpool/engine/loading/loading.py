@@ -84,7 +84,7 @@ from carpool.engine.profile.run_memory import (
     kept_bytes,
 )
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.door import ASK, ASSUMED
+from carpool.link.catalog import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import read_form

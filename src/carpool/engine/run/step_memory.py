@@ -16,7 +16,7 @@ import orjson
 
 from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.errors import CarpoolError, ModelError, Unavailable
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.link.records import AS_DECLARED, INLINE
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate

@@ -15,7 +15,7 @@ from carpool.extensions.cache.similar import OFF_S, judged
 from carpool.frontend.calls.request import RequestService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe.logs import logger
 from carpool.vision.compare_settings import CompareSettings
@@ -48,7 +48,7 @@ class CacheAudit(Recomputation[Difference]):
             self.prepare(picture.head, picture.size, picture.prepare)
         else:
             try:
-                slot = service.door.slot(FILE_AT + len(file))
+                slot = service.engine.slot(FILE_AT + len(file))
             except CarpoolError:  # no memory now
                 self._skipped("slots")
                 return

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from carpool.config.server import ServerSettings
-from carpool.extensions.cache.caching_door import CachingDoor
+from carpool.extensions.cache.cache_wrapper import CacheWrapper
 from carpool.extensions.cache.counted import cache_counts
 from carpool.extensions.cache.front_caches import NAME, CacheParts, Caches
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.frontend.calls.lane import LooksEarly
 from carpool.frontend.calls.request import Infer
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 
 
 def front(server: FrontServer) -> FrontPart:
@@ -20,7 +20,7 @@ def front(server: FrontServer) -> FrontPart:
     caches = Caches(server, cache_parts(server.settings))
 
     def around(inner: Infer, entry: ModelEntry) -> Infer:
-        return CachingDoor(inner, caches) if NAME in entry.extra else inner
+        return CacheWrapper(inner, caches) if NAME in entry.extra else inner
 
     def holds_back(entry: ModelEntry) -> Callable[[], bool] | None:
         return partial(caches.holds_back, entry) if NAME in entry.extra else None

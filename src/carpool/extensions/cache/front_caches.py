@@ -30,13 +30,14 @@ from carpool.frontend.calls.front_part import FrontServer
 from carpool.frontend.calls.lane import EarlyLook, UnreadPicture
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE
-from carpool.link.door import Catalog, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.senders import Sender
 from carpool.observe.counters import Row
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
 
 if TYPE_CHECKING:
-    from carpool.extensions.cache.caching_door import Lookup
+    from carpool.extensions.cache.cache_wrapper import Lookup
 
 MIB = 1 << 20
 MOST_BYTES = 16 << 20

@@ -9,7 +9,7 @@ from carpool.extensions.cache.front_caches import NAME, Caches
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.observe.counters import CounterRow, Table
 
 
@@ -30,7 +30,7 @@ def _clear(service: HttpService, exchange: Exchange, variables: Variables) -> No
         caches, reached = _caches(service), None
         if caches is not None:  # before the front ends look there again
             reached = await caches.clear_shared(entry.name)
-        await service.door.ask("cache/clear", {"name": entry.name})
+        await service.engine.ask("cache/clear", {"name": entry.name})
         return {"shared": reached}
 
     service.answer_later(exchange, clear())

@@ -10,7 +10,7 @@ from carpool.extensions.pipelines.picture_graph import Document, Item
 from carpool.extensions.pipelines.pipeline_pictures import StepModel
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.recomputation import Recomputation
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.vision.compare_settings import CompareSettings
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry

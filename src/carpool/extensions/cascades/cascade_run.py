@@ -15,7 +15,8 @@ from carpool.extensions.pipelines.pipeline_pictures import PipelineModel, StepMo
 from carpool.extensions.pipelines.pipeline_run import PipelineRun
 from carpool.extensions.pipelines.run_steps import StepState
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.link.door import Ask, Hears, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Ask, Hears
 from carpool.types import Timing
 from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import Options

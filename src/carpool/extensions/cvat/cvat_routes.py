@@ -15,7 +15,7 @@ from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask,
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import usable
 from carpool.frontend.pictures.sent_pictures import from_base64
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.wire.head import load_object
 
 _SHAPES: Mapping[str, str] = {
@@ -40,13 +40,13 @@ def words(status: int, error: Mapping[str, Any]) -> tuple[int, object]:
 
 
 def _list(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    found = usable(service.door.catalog, exchange.who)
+    found = usable(service.engine.catalog, exchange.who)
     functions = {entry.name: _function(service, entry, task) for entry, task in found if task in _SHAPES}
     answer_document(exchange, functions)
 
 
 def _one(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    for entry, task in usable(service.door.catalog, exchange.who):
+    for entry, task in usable(service.engine.catalog, exchange.who):
         if entry.name == variables["function"] and task in _SHAPES:
             answer_document(exchange, _function(service, entry, task))
             return
@@ -85,7 +85,7 @@ def start_invocation(service: HttpService, head: HttpHead, _variables: Variables
         raise InvalidInput("the field x-nuclio-function-name is missing", field="x-nuclio-function-name")
 
     def invoke(exchange: Exchange, asked: Asked, at: float) -> None:
-        if name not in {entry.name for entry, _ in usable(service.door.catalog, exchange.who)}:
+        if name not in {entry.name for entry, _ in usable(service.engine.catalog, exchange.who)}:
             raise _unknown(name)
         question = PictureQuestion(
             pictures=[asked.picture],

@@ -46,7 +46,7 @@ def words(status: int, error: Mapping[str, Any]) -> tuple[int, object]:
 
 def _detectors(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     listed = []
-    for entry, task in usable(service.door.catalog, exchange.who):
+    for entry, task in usable(service.engine.catalog, exchange.who):
         if task in _TASKS:
             height, width = service.pictures.model(entry).transform.size
             about = {"name": entry.name, "type": "carpool", "model": f"{entry.name}/{entry.version}"}

@@ -18,7 +18,9 @@ from carpool.extensions.drift.samples import PictureMeasures, Sampled, measure
 from carpool.extensions.drift.settings import UncertainSettings
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.link.door import Answer, Catalog, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import Sender
 from carpool.memory.arena import Slot
 from carpool.memory.layout import find_file
 from carpool.observe.logs import logger

@@ -22,7 +22,7 @@ def _status(service: HttpService, exchange: Exchange, variables: Variables) -> N
     entry = service.look_up(variables["model"], variables.get("version", ""))
     wanted = read_query(exchange.head.query).get("reference") == "1"
     asked = {"name": entry.name, "version": entry.version, "reference": wanted, **told(exchange.who)}
-    service.answer_later(exchange, service.door.ask("drift/status", asked))
+    service.answer_later(exchange, service.engine.ask("drift/status", asked))
 
 
 def _change(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
@@ -37,7 +37,7 @@ def _change(service: HttpService, exchange: Exchange, variables: Variables) -> C
         if action not in _ACTIONS:
             raise InvalidInput(f"action must be {' or '.join(_ACTIONS)}", field="action")
         arguments = {**asked, "name": entry.name, "version": entry.version, **told(exchange.who)}
-        service.answer_later(exchange, service.door.ask(f"drift/{action}", arguments))
+        service.answer_later(exchange, service.engine.ask(f"drift/{action}", arguments))
 
     return with_json(exchange, change)
 

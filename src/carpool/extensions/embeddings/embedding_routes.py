@@ -48,7 +48,7 @@ def _one(service: HttpService, exchange: Exchange, variables: Variables) -> None
 
 
 def _names(service: HttpService, exchange: Exchange) -> list[str]:
-    who, catalog = exchange.who, service.door.catalog
+    who, catalog = exchange.who, service.engine.catalog
     found = [entry.name for entry, _ in usable(catalog, who)]
     later = [name for name in catalog.server.on_demand if name not in found]
     return found + [name for name in later if who is None or who.may_use(name)]

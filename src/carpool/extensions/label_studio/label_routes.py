@@ -67,7 +67,7 @@ def start_health(_service: HttpService, _head: HttpHead, _variables: Variables) 
 
 
 def _versions(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    found = usable(service.door.catalog, exchange.who)
+    found = usable(service.engine.catalog, exchange.who)
     model = variables.get("model", "")
     names = [f"{entry.name}/{entry.version}" for entry, _ in found if model in ("", entry.name)]
     answer_document(exchange, {"versions": names})
@@ -98,7 +98,7 @@ def start_setup(service: HttpService, _head: HttpHead, variables: Variables) -> 
 
 
 async def _setup(service: HttpService, asked: Mapping[str, str], version: str) -> object:
-    await service.door.ask(SETUP, asked)
+    await service.engine.ask(SETUP, asked)
     return {"model_version": version}
 
 
@@ -131,7 +131,7 @@ def start_predict(service: HttpService, _head: HttpHead, variables: Variables) -
 
         async def later() -> None:
             try:
-                known = await service.door.ask(
+                known = await service.engine.ask(
                     ACCESS, {"holder": _holder(exchange), "project": asked.project}
                 )
                 images = [_image(one, control, known["hostname"], known["token"]) for one in asked.tasks]
@@ -168,7 +168,7 @@ def _chosen(service: HttpService, exchange: Exchange, asked: Predict, model: str
     first."""
     found = [
         (entry.name, task)
-        for entry, task in usable(service.door.catalog, exchange.who)
+        for entry, task in usable(service.engine.catalog, exchange.who)
         if model in ("", entry.name)
     ]
     for control in asked.controls:

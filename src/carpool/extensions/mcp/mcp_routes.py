@@ -55,7 +55,7 @@ def _answer(service: HttpService, exchange: Exchange, message: Message, at: floa
 
 def _tools(service: HttpService, exchange: Exchange) -> list[ServedTool]:
     found: dict[str, dict[str, Any]] = {}
-    for entry, task in usable(service.door.catalog, exchange.who):
+    for entry, task in usable(service.engine.catalog, exchange.who):
         if task != "raw":
             found.setdefault(task, {})[entry.name] = labels_of(entry)
     return [ServedTool(task, models) for task, models in found.items()]

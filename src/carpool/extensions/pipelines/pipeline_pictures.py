@@ -15,7 +15,7 @@ from carpool.errors import Unavailable
 from carpool.extensions.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.extensions.pipelines.settings import NAME, PipelineStep, read_document
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.memory.picture_leases import KEPT_FILE, LEASE_BYTES, cuts_bytes, write_cuts
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import crops, draw
@@ -150,7 +150,7 @@ class PipelineModel(PictureModel):
         loaded."""
         steps = []
         for number, step in enumerate(read_document(entry.extra[NAME]).steps):
-            model = _serving(step, service.door.catalog)
+            model = _serving(step, service.engine.catalog)
             if model is None:
                 why = f"{entry.name} cannot run: {step.model}, which it needs, is not loaded"
                 raise Unavailable(why, reason="model-not-ready")
@@ -176,7 +176,7 @@ class PipelineModel(PictureModel):
         options: RequestOptions = DEFAULT_OPTIONS,
         shape: tuple[int, ...] = (),
     ) -> RequestHead:
-        """Returns what goes through the door for the first step."""
+        """Returns what goes to the engine for the first step."""
         return self.first.head_of(batch, self.first.outputs, options, shape)
 
     def file_head_of(

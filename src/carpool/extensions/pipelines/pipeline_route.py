@@ -121,7 +121,7 @@ class OpenBooking:
             if ended is not None:
                 route.rows[step].observe(columns.POST_SECONDS, now - ended)
             work.own_course().entered = now
-            work.sent = None  # its age says nothing about who comes to the door
+            work.sent = None  # its age says nothing about who comes to the engine
             work.options = work.options._replace(latest=False)
             if self.live:
                 self._take_place(step)

@@ -9,7 +9,7 @@ engine's. What only the engine can know, whether all of it can be in time and ho
 the later ones, it says through the booking that each request names (`PipelineRoute`). So a
 front end that dies takes its own runs along and no others, and an engine that dies ends each of them once.
 
-To what is above it a run is one call through the door: it is made ready, cancelled and done like one.
+To what is above it a run is one call to the engine: it is made ready, cancelled and done like one.
 
     the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
                                                  └ nothing found: the step is over at once
@@ -50,7 +50,7 @@ from carpool.extensions.pipelines.run_steps import (
 from carpool.extensions.pipelines.settings import NAME, WITHOUT
 from carpool.frontend.calls.thread_errors import explained
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.link.door import Answer, Ask, Call, Hears
+from carpool.link.engine_client import Answer, Ask, Call, Hears
 from carpool.memory.arena import Slot
 from carpool.observe import columns
 from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
@@ -74,11 +74,11 @@ class PipelineRun:
         assert isinstance(pictures, SentPictures)
         self._model = model
         self._graph = model.graph
-        self._door = model.service.door
+        self._engine = model.service.engine
         self._workers = model.service.workers
         self.pictures = pictures
         self._hears: Hears | None = hears  # None: it has the answer, or does not want it
-        self._booking = self._door.begin_booking(model.entry)
+        self._booking = self._engine.begin_booking(model.entry)
         urgent = max(ask.sender.priority, pictures.asked.options.priority)
         sender = ask.sender._replace(priority=urgent) if urgent else ask.sender
         handling = ask.handling._replace(booking=self._booking)
@@ -109,7 +109,7 @@ class PipelineRun:
         try:
             first = self._model.steps[base].entry
             ask = ask._replace(entry=first, handling=ask.handling._replace(step=base))
-            request.call = self._door.infer(ask, RequestHears(self, base, request))
+            request.call = self._engine.infer(ask, RequestHears(self, base, request))
         except BaseException:
             self._let_go_of_device()
             raise
@@ -158,7 +158,7 @@ class PipelineRun:
             return
         try:
             for request in state.requests:
-                request.slot = self._door.slot(self._head(at, state, request).tail_size)
+                request.slot = self._engine.slot(self._head(at, state, request).tail_size)
             if self._device is not None:
                 self._describe(at, state, self._device.token)
             elif self._picture is not None and at.is_quick(self._picture, items):
@@ -207,7 +207,7 @@ class PipelineRun:
         give_back(state.requests)  # what no request took over
 
     def _ask(self, at: StepModel, state: StepState, error: BaseException | None = None) -> None:
-        """The slots go over to the door, each as a request."""
+        """The slots go over to the engine, each as a request."""
         if self._hears is None or self._is_late(at.number):
             return
         if error is not None:
@@ -220,7 +220,7 @@ class PipelineRun:
                 head = self._head(at, state, request)
                 handling = self._asked.handling._replace(ready_in=None, step=at.number)
                 ask = self._asked._replace(entry=at.entry, head=head, slot=slot, tail=0, handling=handling)
-                request.call = self._door.infer(ask, RequestHears(self, at.number, request))
+                request.call = self._engine.infer(ask, RequestHears(self, at.number, request))
             except Exception as failed:
                 slot.release()
                 give_back(state.requests)
@@ -228,12 +228,12 @@ class PipelineRun:
                 return
 
     def admitted(self) -> None:
-        """Is called by the door: the pipeline has been let in with its first step."""
+        """Is called by the engine client: the pipeline has been let in with its first step."""
         if self._hears is not None:
             self._hears.admitted()
 
     def answered(self, number: int, answer: Answer) -> None:
-        """Is called by the door: one request of the step is over."""
+        """Is called by the engine client: one request of the step is over."""
         self._guarded(partial(self._go_on, number, answer))
 
     def _go_on(self, number: int, answer: Answer) -> None:
@@ -513,9 +513,9 @@ class PipelineRun:
                     rest.callback(call.release)
 
 
-class PipelineDoor:
-    """Stands in the place of the door for pipelines: one request goes through all steps, and `hears` gets the
-    whole answer."""
+class PipelineClient:
+    """Stands in the place of the engine for pipelines: one request goes through all steps, and `hears`
+    gets the whole answer."""
 
     def __init__(self, run: type[PipelineRun] = PipelineRun) -> None:
         self._run = run

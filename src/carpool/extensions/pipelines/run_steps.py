@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from carpool.extensions.pipelines.picture_graph import Document, Item
-from carpool.link.door import Answer, Call, OneAnswer
+from carpool.link.engine_client import Answer, Call, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.types import PartTiming, StepTiming
 from carpool.vision.geometry import Geometry

@@ -22,7 +22,8 @@ import orjson
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry, RequestGroup
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Ask, Call, EngineClient, Hears, RequestGroup
 from carpool.observe.logs import logger
 
 _FLUSH_S = 1.0
@@ -169,30 +170,30 @@ def _write(fd: int, piece: bytes, size: int) -> None:
         raise
 
 
-class RecordingDoor:
-    """A door that notes whoever comes, whether it lets them in or not."""
+class RecordingClient:
+    """Notes every request, let in or not, on its way to the engine."""
 
-    def __init__(self, door: Door, recorder: Recorder) -> None:
-        self._door = door
+    def __init__(self, engine: EngineClient, recorder: Recorder) -> None:
+        self._engine = engine
         self._recorder = recorder
-        self.watch = door.watch
-        self.refuses = door.refuses
-        self.slot = door.slot
-        self.first_slot = door.first_slot
-        self.large_slot = door.large_slot
-        self.larger_slot = door.larger_slot
-        self.ask = door.ask
+        self.watch = engine.watch
+        self.refuses = engine.refuses
+        self.slot = engine.slot
+        self.first_slot = engine.first_slot
+        self.large_slot = engine.large_slot
+        self.larger_slot = engine.larger_slot
+        self.ask = engine.ask
 
     @property
     def catalog(self) -> Catalog:
-        return self._door.catalog
+        return self._engine.catalog
 
     @property
     def serving(self) -> bool:
-        return self._door.serving
+        return self._engine.serving
 
     def begin_booking(self, entry: ModelEntry) -> RequestGroup:
-        return self._door.begin_booking(entry)
+        return self._engine.begin_booking(entry)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
@@ -214,11 +215,11 @@ class RecordingDoor:
         elif not ask.handling.background:
             images = ask.head.batch if ask.entry.signature.max_batch else 1
             self._recorder.note(ask.entry, ask.arrived, images, source)
-        return self._door.infer(ask, hears)
+        return self._engine.infer(ask, hears)
 
 
 def front(server: FrontServer) -> FrontPart:
     """Returns what records in a front end. Nobody can come any more when the part is closed."""
     settings = server.settings
     recorder = Recorder(Path(settings.record), server.began, int(settings.record_limit_mb * 1e6))
-    return FrontPart(door=lambda door: RecordingDoor(door, recorder), close=recorder.close)
+    return FrontPart(engine=lambda engine: RecordingClient(engine, recorder), close=recorder.close)

@@ -93,7 +93,7 @@ def start_remove(service: HttpService, _head: HttpHead, _variables: Variables) -
 def _models(service: HttpService, exchange: Exchange) -> dict[str, Any]:
     listed: list[dict[str, Any]] = []
     known = aliases(service.settings)
-    for entry, task in usable(service.door.catalog, exchange.who):
+    for entry, task in usable(service.engine.catalog, exchange.who):
         if task in TASKS:
             names = [f"{entry.name}/{entry.version}", *(one for one in known if known[one] == entry.name)]
             batch = entry.signature.max_batch or None

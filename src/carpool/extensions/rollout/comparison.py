@@ -17,7 +17,8 @@ from carpool.extensions.rollout.routing import Split
 from carpool.frontend.calls.request import RequestService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
 from carpool.memory.arena import Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor

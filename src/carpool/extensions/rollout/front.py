@@ -22,7 +22,9 @@ from carpool.frontend.calls.request import (
     Request,
 )
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.link.door import Answer, ModelEntry, Sender
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import Sender
 from carpool.observe.logs import logger
 
 _ROLLOUT = "X-Carpool-Rollout"
@@ -56,7 +58,7 @@ class Mirroring:
         split = self._routing.splits.get(entry.name)
         if split is None or not (entry is split.stable or entry is split.candidate):
             return inner
-        return MirroringDoor(inner, self._mirror)
+        return MirrorWrapper(inner, self._mirror)
 
     def _choose(self, entry: ModelEntry, fields: Mapping[bytes, bytes], tensors: bool) -> Sides | None:
         wish = read_side(fields.get(_FIELD))
@@ -96,7 +98,7 @@ class Sides:
         self._mirror.count_failure(self.split, entry, error)
 
 
-class MirroringDoor:
+class MirrorWrapper:
     """Wraps the requests for one of the two versions."""
 
     def __init__(self, inner: Infer, mirror: Mirror) -> None:
@@ -121,7 +123,7 @@ class Beside(Listener):
         "_begun",
         "_compares",
         "_content",
-        "_door",
+        "_engine",
         "_id",
         "_lane",
         "_pictures",
@@ -130,10 +132,10 @@ class Beside(Listener):
         "_timer",
     )
 
-    def __init__(self, door: MirroringDoor, split: Split, request: Request) -> None:
+    def __init__(self, engine: MirrorWrapper, split: Split, request: Request) -> None:
         content = request.content
         assert content is not None
-        self._door = door
+        self._engine = engine
         self._split = split
         self._request = request
         self._lane = request.service.lane(request.entry)  # that was chosen: errors count there
@@ -150,10 +152,10 @@ class Beside(Listener):
         entry = request.entry
         in_parts = entry.traits.in_parts(request.refuses_many)
         spares = split.spares(entry) and not in_parts
-        self._compares = not in_parts and self._door.mirror.wants(split, entry, request.sender.named, now)
+        self._compares = not in_parts and self._engine.mirror.wants(split, entry, request.sender.named, now)
         content.copied = True
         content.kept = self._compares or spares
-        self._door.inner(request)
+        self._engine.inner(request)
         self._begun = True
         if spares and entry.batching.slo is not None and request.state != OVER:
             slo = entry.batching.slo
@@ -168,7 +170,7 @@ class Beside(Listener):
         """The candidate does not take it: from here on it is stable's, if it may be."""
         if not self._split.spares(self._request.entry) or not may_run_again(error):
             return False
-        self._door.mirror.fell_back(self._split, error)
+        self._engine.mirror.fell_back(self._split, error)
         return True
 
     def _begins_again(self, error: CarpoolError) -> bool:
@@ -209,13 +211,13 @@ class Beside(Listener):
         self._content = request.content = content
         request.enter(request.service.lane(stable))
         request.listen(self)
-        request.go(self._door.inner)
+        request.go(self._engine.inner)
         return True
 
     # ── as a `Listener` ──
 
     def answered(self, request: Request, answer: Answer) -> Answer | None:
-        error, split, mirror = answer.error, self._split, self._door.mirror
+        error, split, mirror = answer.error, self._split, self._engine.mirror
         if error is not None and (self._runs_again(error) if self._begun else self._begins_again(error)):
             return None
         self._stop()
@@ -229,7 +231,7 @@ class Beside(Listener):
         return answer
 
     def _sent(self, answer: Answer) -> None:
-        request, split, mirror, content = self._request, self._split, self._door.mirror, self._content
+        request, split, mirror, content = self._request, self._split, self._engine.mirror, self._content
         try:
             entry = request.entry
             mirror.count_answer(split, entry, monotonic() - request.arrived, self._id)

@@ -17,7 +17,7 @@ from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.counted import COMPARED, FALLBACKS, SKIPPED
 from carpool.extensions.rollout.routing import Split
 from carpool.frontend.calls.front_part import FrontServer
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.types import Array
 from carpool.vision.likeness import Difference
 from carpool.vision.thumbnail import block_change

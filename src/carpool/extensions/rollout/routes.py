@@ -24,7 +24,7 @@ _PICTURE = b"content-type: %b\r\nx-content-type-options: nosniff\r\n"
 
 
 def _status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    service.answer_later(exchange, service.door.ask("rollout/status", {"model": variables["model"]}))
+    service.answer_later(exchange, service.engine.ask("rollout/status", {"model": variables["model"]}))
 
 
 def _act(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
@@ -33,7 +33,7 @@ def _act(service: HttpService, exchange: Exchange, variables: Variables) -> Coll
         if "action" not in asked:
             raise InvalidInput('the request must be like {"action": "abort"}', field="action")
         question = {**asked, "model": variables["model"], **told(exchange.who)}
-        service.answer_later(exchange, service.door.ask("rollout/act", question))
+        service.answer_later(exchange, service.engine.ask("rollout/act", question))
 
     return with_json(exchange, received)
 
@@ -44,7 +44,7 @@ def _disagreements(service: HttpService, exchange: Exchange, variables: Variable
     _check_names(query, ("after", "limit"))
     numbers = {name: _number(text, name) for name, text in query.items()}
     question = {"model": variables["model"], **numbers}
-    service.answer_later(exchange, service.door.ask("rollout/disagreements", question))
+    service.answer_later(exchange, service.engine.ask("rollout/disagreements", question))
 
 
 def _picture(service: HttpService, exchange: Exchange, variables: Variables) -> None:
@@ -53,7 +53,7 @@ def _picture(service: HttpService, exchange: Exchange, variables: Variables) -> 
 
     async def answer() -> None:
         try:
-            found = await service.door.ask("rollout/disagreements", question)
+            found = await service.engine.ask("rollout/disagreements", question)
             data = base64.b64decode(found)
             exchange.respond(200, _PICTURE % _type(data), data)
         except CarpoolError as error:
@@ -76,7 +76,7 @@ def _feedback(service: HttpService, exchange: Exchange, variables: Variables) ->
             hint = nearest(str(verdict), FEEDBACK)
             raise InvalidInput(f"verdict cannot be {shown(str(verdict))}; {hint}", field="verdict")
         question = {"model": variables["model"], "id": identity, "verdict": verdict}
-        service.answer_later(exchange, service.door.ask("rollout/feedback", question))
+        service.answer_later(exchange, service.engine.ask("rollout/feedback", question))
 
     return with_json(exchange, received)
 

@@ -14,7 +14,8 @@ from hashlib import blake2b
 
 from carpool.errors import NotFound
 from carpool.extensions.rollout.split import RolloutSplit, splits_of
-from carpool.link.door import Catalog, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.senders import Sender
 
 _ALL = 1 << 64
 _HEADER = "header:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 
 
 class RolloutSplit(NamedTuple):

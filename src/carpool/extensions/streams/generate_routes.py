@@ -36,7 +36,8 @@ from carpool.frontend.http.long_answer import LongBody
 from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.http.text_answer import TextAnswer, Written
 from carpool.frontend.pictures.sent_pictures import from_base64
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
 from carpool.link.step_times import Times
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.frontend.http.openapi import Document, in_path, refusals
 from carpool.frontend.http.task_models import in_order
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 
 _ANSWERS = (
     'Server-sent events: data: {"model_name": …, "model_version": …, "<output>": …} for each '

@@ -33,7 +33,7 @@ from carpool.frontend.http.read_aside import read_aside
 from carpool.frontend.http.small_routes import per_request
 from carpool.frontend.http.task_models import in_order
 from carpool.frontend.http.text_answer import TextAnswer, Written
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks.written import TEXT_TASKS
 from carpool.wire.v2 import encode_error
@@ -140,7 +140,7 @@ def _one_model(service: HttpService, exchange: Exchange, variables: Variables) -
 
 def _names(service: HttpService, exchange: Exchange) -> list[str]:
     """Returns the names of those that the key is for."""
-    who, catalog = exchange.who, service.door.catalog
+    who, catalog = exchange.who, service.engine.catalog
     found = [entry.name for entry in in_order(catalog) if task_of(entry) in TEXT_TASKS]
     found += [
         name for name, task in catalog.server.on_demand.items() if task in TEXT_TASKS and name not in found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carpool.frontend.http.openapi import Document, in_path, with_tasks
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 from carpool.vision.tasks.written import TEXT_TASKS
 
 _REFUSALS: Mapping[str, str] = {

@@ -17,7 +17,7 @@ from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.extensions.torch.hosted_part import HostedPart
 from carpool.extensions.torch.runner_instance import Arenas, EngineSocket
 from carpool.link import records
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.types import Array
 
 

@@ -23,7 +23,7 @@ from carpool.frontend.http.picture_question import (
     with_body,
 )
 from carpool.frontend.http.small_routes import per_request
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 
 _PREDICT = "predict"
 _LEFT_OUT = (b"inference-header-content-length", b"content-encoding", b"accept-encoding", b"accept")
@@ -41,7 +41,7 @@ def _entry(service: HttpService, exchange: Exchange, name: str, version: str) ->
 def _status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name, version = variables["name"], variables.get("version", "")
     entry = _entry(service, exchange, name, version)
-    versions = [entry.version] if version else served_versions(service.door.catalog, name)
+    versions = [entry.version] if version else served_versions(service.engine.catalog, name)
     answer_document(exchange, tf_format.status(versions))
 
 

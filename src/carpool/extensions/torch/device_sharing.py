@@ -20,21 +20,21 @@ class GpuTurns:
 
     def __init__(self) -> None:
         self._locks: list[threading.Lock] = []
-        self._door = threading.Lock()
+        self._engine = threading.Lock()
 
     def join(self) -> threading.Lock:
         lock = threading.Lock()
-        with self._door:
+        with self._engine:
             self._locks.append(lock)
         return lock
 
     def leave(self, lock: threading.Lock) -> None:
-        with self._door, suppress(ValueError):
+        with self._engine, suppress(ValueError):
             self._locks.remove(lock)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        with self._door:
+        with self._engine:
             held = list(self._locks)
             for lock in held:
                 lock.acquire()

@@ -12,7 +12,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.loading import Ready, ReportStep
 from carpool.extensions.torch.runner_instance import Arenas
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 
 
 class LoadsHere(Protocol):

@@ -26,7 +26,7 @@ from carpool.engine.run.batch import NO_EXTRAS, BatchResult, BatchRun, Outcome
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.extensions.torch.picture_slots import PictureSlots
 from carpool.link import records
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.records import Ending, ProtocolError, RecordReader, write_endings
 from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace

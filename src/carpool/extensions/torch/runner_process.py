@@ -46,8 +46,8 @@ from carpool.extensions.torch.runner_messages import (
 )
 from carpool.extensions.torch.zygote import bring_packages
 from carpool.extensions.torch.zygote_start import COMPILER, RUNNER, ZYGOTE
+from carpool.link.catalog import Batching, ModelEntry
 from carpool.link.child_process import Control, Message, collect_rarely, live_as_child, switch_often
-from carpool.link.door import Batching, ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.link.zygote_process import import_all, live_as_zygote

@@ -22,7 +22,7 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute
 from carpool.frontend.http.small_routes import per_request
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 
 
 def _ping(service: HttpService, exchange: Exchange, _variables: Variables) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.frontend.http.openapi import Document, in_path, predict_operation
-from carpool.link.door import Catalog
+from carpool.link.catalog import Catalog
 
 
 def paths(catalog: Catalog) -> Document:

@@ -20,7 +20,8 @@ from carpool.errors import CarpoolError
 from carpool.extensions.tracing.settings import TIMESTAMPS, read_otel
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
 from carpool.frontend.calls.trace_context import Caller, TracedCall
-from carpool.link.door import Answer, Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Answer
 from carpool.observe.logs import logger
 from carpool.types import Timing
 

@@ -31,7 +31,7 @@ from carpool.frontend.calls.trace_context import (
     read_parent,
     read_state,
 )
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.observe.columns import BATCH_SIZE, INFER_SECONDS, QUEUE_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.exemplars import Exemplars

@@ -19,7 +19,9 @@ def _update(service: HttpService, exchange: Exchange, variables: Variables) -> C
 
 def _trace(service: HttpService, exchange: Exchange, variables: Variables, asked: dict[str, Any]) -> None:
     model = variables.get("model", "")
-    service.answer_later(exchange, service.door.ask("tracing/settings", {"model": model, "settings": asked}))
+    service.answer_later(
+        exchange, service.engine.ask("tracing/settings", {"model": model, "settings": asked})
+    )
 
 
 start_settings = per_request(_settings)

@@ -1,1 +1,1 @@
-"""Who may do what at either door: keys, the names a browser may call the server by, TLS."""
+"""Who may do what in either protocol: keys, the names a browser may call the server by, TLS."""

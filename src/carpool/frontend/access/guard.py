@@ -1,4 +1,4 @@
-"""Decides whether a request may pass, for both doors: by its key, and by two more things.
+"""Decides whether a request may pass, for both protocols: by its key, and by two more things.
 
 What a browser says. It sends requests to this machine on behalf of any page that it shows, and says so:
 `Sec-Fetch-Site` and `Origin` name the page's site, and programs such as curl and tritonclient send neither. A
@@ -239,7 +239,7 @@ class Guard:
             self._tell_refused(error, what)
             raise error
 
-    # ---- both doors -------------------------------------------------------------------------------------
+    # ---- both protocols ---------------------------------------------------------------------------------
 
     def check(self, rule: Rule, key: bytes | None, what: str, model: str | None = "") -> Principal | None:
         """`model` is None where only the message will tell it: see `check_model`."""

@@ -1,5 +1,5 @@
-"""Holds what every request needs of its front end: the door, memory, threads, counters, and what is wrapped
-around the door for its model."""
+"""Holds what every request needs of its front end: the engine, memory, threads, counters, and what is wrapped
+around the engine for its model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from carpool.frontend.calls.lane import Choice
 from carpool.frontend.calls.request import Observer, RequestService, SeesPictures
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_threads import FairThreads
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block, CounterRow, Row
 from carpool.observe.logs import logger
 
@@ -33,7 +34,7 @@ class CallService(RequestService):
     def __init__(
         self,
         name: str,
-        door: Door,
+        engine: EngineClient,
         block: Block,
         max_body_bytes: int,
         picture_threads: int,
@@ -41,10 +42,10 @@ class CallService(RequestService):
     ) -> None:
         self.forward = forward  # headers that models are told
         self.log = logger(name)
-        self.door = door
+        self.engine = engine
         self.server_row = block.server
         self.max_body_bytes = max_body_bytes
-        self.memory = ClientMemory(door, max_body_bytes)
+        self.memory = ClientMemory(engine, max_body_bytes)
         self._picture_threads = picture_threads
         self._pictures: PictureService | None = None
         self.observers: tuple[Observer, ...] = ()
@@ -61,7 +62,7 @@ class CallService(RequestService):
         if self._pictures is None:
             from carpool.frontend.pictures.picture_service import PictureService
 
-            self._pictures = PictureService(self.door, self._picture_threads, self.row)
+            self._pictures = PictureService(self.engine, self._picture_threads, self.row)
         return self._pictures
 
     def charge_to(self, accounts: Accounts) -> None:
@@ -71,7 +72,7 @@ class CallService(RequestService):
     def row(self, entry: ModelEntry) -> Row:
         """Returns this process's counters for a model version, kept as long as the catalogue they were taken
         for."""
-        catalog = self.door.catalog
+        catalog = self.engine.catalog
         if self._rows_of is not catalog:
             self._rows_of = catalog
             self._rows.clear()

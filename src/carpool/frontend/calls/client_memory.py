@@ -2,7 +2,7 @@
 
     fetch = memory.fetch(head, entry)     # which regions, and where everything will lie in a slot
     fetch.into(slot.view)                 # copies the inputs; in a thread if `fetch.takes_long`
-    … door.infer(entry, fetch.head, slot, 0, …) …
+    … engine.infer(entry, fetch.head, slot, 0, …) …
     fetch.outlets.put(outputs, …, then)   # copies outputs, long ones in a thread
 
 Where the engine can, it copies them itself, into the batch that they run in (`fetch.by_engine`).
@@ -21,7 +21,8 @@ from functools import partial
 from typing import TypeAlias
 
 from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import EngineClient
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, PLACE, OpenRegion, Region, region_key
 from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
@@ -51,13 +52,13 @@ def names_regions(head: RequestHead) -> bool:
 class ClientMemory:
     """Keeps the regions that the catalogue names open. For one thread; what it hands out is for any."""
 
-    def __init__(self, door: Door, max_bytes: int) -> None:
+    def __init__(self, engine: EngineClient, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._allowed = False
         self._regions: dict[str, OpenRegion] = {}
         self._lost: dict[str, tuple[Region, str]] = {}
         self._known: dict[tuple[int, str], _Known] = {}  # by the id of its inputs, which it keeps, and owner
-        door.watch(self._renewed)
+        engine.watch(self._renewed)
 
     def fetch(self, head: RequestHead, owner: str = "", *, by_engine: bool = False) -> Fetch:
         """Returns a plan for a request whose other inputs lie in the first `tail_size` bytes of the slot. The

@@ -19,7 +19,9 @@ from carpool.frontend.calls.request import (
     SeesPictures,
 )
 from carpool.frontend.calls.trace_context import Caller
-from carpool.link.door import NOBODY, Catalog, Door, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import EngineClient
+from carpool.link.senders import NOBODY, Sender
 from carpool.observe.counters import Cells, Row
 from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplars
 from carpool.types import Array
@@ -100,7 +102,9 @@ class FrontPart:
     """Returns what may answer a request on a picture route before its picture is read; None where the
     extension is off. It is asked only where this extension's wrapper is the outermost, no version is chosen
     and nothing is observed: else the request itself has to come to the wrappers."""
-    door: Callable[[Door], Door] | None = None  # wraps the way to the engine, if a server option starts it
+    engine: Callable[[EngineClient], EngineClient] | None = (
+        None  # wraps the way to the engine, if a server option starts it
+    )
     follow: Callable[[Catalog], None] | None = None  # is called with each new catalogue
     observe: Callable[[], Observer | None] | None = None  # is asked after `follow`; None: nothing is observed
     picture: SeesPictures | None = None  # sees requests with pictures, while there is an observer

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
-from carpool.link.door import Ask, Call, Hears, ModelEntry, Sender
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Ask, Call, Hears
+from carpool.link.senders import Sender
 
 if TYPE_CHECKING:
     from carpool.vision.picture_answers import Options
 
 
 class Infers(Protocol):
-    """Defines the way to the engine: the door, or what answers in its place."""
+    """Defines the way to the engine: its client, or what answers in its place."""
 
     def infer(self, ask: Ask, hears: Hears) -> Call: ...
 

@@ -11,7 +11,8 @@ import numpy as np
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.request import Request, RequestReply
-from carpool.link.door import ModelEntry, Sender
+from carpool.link.catalog import ModelEntry
+from carpool.link.senders import Sender
 from carpool.types import Array, Datatype
 from carpool.wire.head import DEFAULT_OPTIONS, RequestHead, TensorHead
 from carpool.wire.v2 import check_head

@@ -36,8 +36,18 @@ from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.thread_errors import explained, stopping
 from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.clients.fair_threads import FairThreads, ThreadWork
+from carpool.link.catalog import ModelEntry
 from carpool.link.contents import Content, Pieces, Waiting
-from carpool.link.door import IN_PARTS, USUAL, Answer, Ask, Call, Door, Handling, ModelEntry, Sender
+from carpool.link.engine_client import (
+    IN_PARTS,
+    USUAL,
+    Answer,
+    Ask,
+    Call,
+    EngineClient,
+    Handling,
+)
+from carpool.link.senders import Sender
 from carpool.link.step_times import Times
 from carpool.memory.arena import LARGE, Slot
 from carpool.memory.layout import answer_size
@@ -148,11 +158,11 @@ Infer: TypeAlias = "Callable[[Request], None]"
 """Answers a request, or wraps what does."""
 
 
-def places_at(door: Infers) -> Infer:
-    """Returns the innermost of a chain: it places requests at this door."""
+def places_at(engine: Infers) -> Infer:
+    """Returns the innermost of a chain: it places requests at this engine."""
 
     def place(request: Request) -> None:
-        request.door = door
+        request.engine = engine
         request.place()
 
     return place
@@ -189,7 +199,7 @@ SeesPictures: TypeAlias = "Callable[[ModelEntry, SentPictures, Slot | None], Non
 class RequestService:
     """Holds what every request needs of its front end."""
 
-    door: Door
+    engine: EngineClient
     log: Logger
     server_row: Row  # this process's counters that belong to no model
     memory: ClientMemory
@@ -215,7 +225,7 @@ class Request:
     __slots__ = (
         *("_after", "_aside_work", "_call", "_done_at", "_job", "_listeners", "_offered_at"),
         *("_outlets", "_ready_in", "_until", "arrived", "choice", "client", "content"),
-        *("deadline", "door", "encoded", "entry", "head", "heard", "infer", "more_fields", "note"),
+        *("deadline", "engine", "encoded", "entry", "head", "heard", "infer", "more_fields", "note"),
         *("pictures", "placed", "refuses_many", "reply", "row", "sender", "service", "slot", "state"),
         "unread",
     )
@@ -233,7 +243,7 @@ class Request:
     ) -> None:
         self.service = service
         self.reply = reply
-        self.door: Infers = service.door
+        self.engine: Infers = service.engine
         self.row: Row | None = None  # None while it is not known whose counters this belongs to
         self.sender = sender
         self.client = sender.holder  # whose account it is charged to, or its address
@@ -385,7 +395,7 @@ class Request:
             if options.timeout is not None and entry.batching.mode != "knobs":
                 self.deadline = min(self.deadline, self.arrived + options.timeout)
         if gate and not (options.priority or sender.priority):  # else only the engine can say
-            refusal = self.service.door.refuses(entry, self.deadline, monotonic(), sender)
+            refusal = self.service.engine.refuses(entry, self.deadline, monotonic(), sender)
             if refusal is not None:
                 raise refusal
 
@@ -406,12 +416,12 @@ class Request:
         placed, size = head, head.tail_size
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
-        door = self.service.door
+        engine = self.service.engine
         if size > LARGE:
             answer = answer_size(self.entry.signature, size)
-            slot = self.slot = door.large_slot(size, answer, self.client, _no_room)
+            slot = self.slot = engine.large_slot(size, answer, self.client, _no_room)
         else:
-            slot = self.slot = door.slot(size)
+            slot = self.slot = engine.slot(size)
         if head.tail_size <= _PUT_AT_ONCE or placed.regions:
             put_pieces(pieces, slot.view)
             if placed.regions or (fetch is None and (checked or head.plain)):
@@ -445,7 +455,7 @@ class Request:
         if pictures.is_file:
             if on_route:
                 service.pictures.offers(entry, now)
-            self.slot = slot = pictures.slot_of_file(service.door)
+            self.slot = slot = pictures.slot_of_file(service.engine)
             self._offer(pictures.head, slot, 0)
             return
         self._until = until = entry.due(self.arrived, self.deadline)
@@ -457,7 +467,7 @@ class Request:
             refusal = service.pictures.cannot_decode(entry, until, now, weight, self.client)
         if refusal is not None:
             raise refusal
-        slot = service.door.slot(pictures.size)
+        slot = service.engine.slot(pictures.size)
         try:
             self._ready_in = service.pictures.workers.foresee(weight, now, self.client)
             self._offer(pictures.head, slot, 0, self._ready_in)
@@ -466,7 +476,7 @@ class Request:
         self.state = OFFERED
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
-        """Goes the one way through the door."""
+        """Goes the one way to the engine."""
         self._offered_at = monotonic()
         entry, pictures = self.entry, self.pictures
         if entry.signature.told:
@@ -480,7 +490,7 @@ class Request:
             handling = IN_PARTS if in_parts else USUAL
         # By position: names would take as long again.
         ask = Ask(entry, head, slot, tail, self.arrived, self.deadline, self.sender, handling)
-        self._call = self.door.infer(ask, self)
+        self._call = self.engine.infer(ask, self)
         self.slot = None
         self.heard = True
         self.state = RUNNING
@@ -535,7 +545,7 @@ class Request:
 
     def _same_version(self) -> ModelLane:
         """Wrappers know it as a request for this version, whatever would be chosen now."""
-        entry = self.service.door.catalog.entries.get((self.entry.name, self.entry.version))
+        entry = self.service.engine.catalog.entries.get((self.entry.name, self.entry.version))
         if entry is None:
             raise Unavailable(f"model '{self.entry.name}' is not loaded any more")
         return self.service.lane(entry)
@@ -598,7 +608,7 @@ class Request:
             self.fail_unexpectedly(fault)
 
     def done(self, answer: Answer) -> None:
-        """Never raises: the door has nothing more to say of it. Called again when its classes were found."""
+        """Never raises: the engine says nothing more of it. Called again when its classes were found."""
         if self.state != ANSWERING:
             self.state = ANSWERING
             self._done_at = monotonic()
@@ -695,7 +705,7 @@ class Request:
             self.reply.takes_long()
 
     def _finish(self, answer: Answer, placed: WherePlaced | None = dict) -> None:
-        """Answers, and gives back what the door holds; without `placed`, the server stops. Never raises,
+        """Answers, and gives back what the call holds; without `placed`, the server stops. Never raises,
         since others wait behind it."""
         call, self._call = self._call, None  # it knows us too
         taken = False
@@ -817,7 +827,7 @@ class Request:
             unheard = self.head.batch if times is None and not self.sender.again else 0
             if times is None:
                 source = self.sender.source or self.head.options.source
-                self.service.door.turned_away(self.entry, error, self.arrived, self.head.batch, source)
+                self.service.engine.turned_away(self.entry, error, self.arrived, self.head.batch, source)
             count_failure(self.row, error, now - self.arrived, unheard)
         reply.error(self, error, times)
         self.reply = reply
@@ -856,7 +866,7 @@ class Request:
             call.cancel()
 
     def give_back(self) -> None:
-        """Gives back what neither the door nor a thread holds: a connection may remember its last request
+        """Gives back what neither the engine nor a thread holds: a connection may remember its last request
         for long."""
         self._give_back()
         if self.content is not None:

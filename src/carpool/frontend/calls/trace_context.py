@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.reused_answer import AnswerNote
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.wire.v2 import RequestHead
 
 PARENT_FIELD = b"traceparent"

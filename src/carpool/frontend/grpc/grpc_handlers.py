@@ -36,7 +36,7 @@ from carpool.frontend.grpc.message_fields import check_fields
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
 from carpool.frontend.grpc.rpc_heads import Metadata, Status
 from carpool.frontend.grpc.stream_infer import Stream
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.wire.head import MAX_PARAMETERS, shorten
 from carpool.wire.proto import message_class
 
@@ -84,7 +84,7 @@ def _model_ready(service: GrpcService, request: Any) -> Document:
         entry = service.look_up(request.name, request.version)
     except (NotFound, Unavailable):
         return {"ready": False}
-    return {"ready": is_model_ready(service.door, entry)}
+    return {"ready": is_model_ready(service.engine, entry)}
 
 
 async def _found(service: GrpcService, request: Any) -> ModelEntry:
@@ -99,7 +99,7 @@ async def _found(service: GrpcService, request: Any) -> ModelEntry:
 
 async def _model_metadata(service: GrpcService, request: Any) -> Document:
     entry = await _found(service, request)
-    return documents.model_metadata(service.door.catalog, entry)
+    return documents.model_metadata(service.engine.catalog, entry)
 
 
 async def _model_config(service: GrpcService, request: Any) -> Document:
@@ -110,7 +110,7 @@ async def _model_statistics(service: GrpcService, request: Any) -> Document:
     if request.name:
         service.look_up(request.name, request.version)
     asked = {"name": request.name, "version": request.version}
-    return cast(Document, await service.door.ask("statistics", asked))
+    return cast(Document, await service.engine.ask("statistics", asked))
 
 
 # ---- the repository ----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ async def _model_statistics(service: GrpcService, request: Any) -> Document:
 
 def _repository_index(service: GrpcService, request: Any) -> Document:
     _only_repository(request)
-    return {"models": documents.index(service.door.catalog.index, only_ready=request.ready)}
+    return {"models": documents.index(service.engine.catalog.index, only_ready=request.ready)}
 
 
 async def _load(service: GrpcService, request: Any) -> Document:
@@ -135,7 +135,7 @@ async def _load(service: GrpcService, request: Any) -> Document:
             raise _wrong(
                 name, f"unknown parameter {shorten(name)}; known are config and file:<version>/<name>"
             )
-    await service.door.ask("load", asked)
+    await service.engine.ask("load", asked)
     return {}
 
 
@@ -146,7 +146,7 @@ async def _unload(service: GrpcService, request: Any) -> Document:
         if name != "unload_dependents":
             raise _wrong(name, f"unknown parameter {shorten(name)}; known are unload_dependents")
         dependents = _value(parameter, name, "bool_param")
-    await service.door.ask("unload", {"model": request.model_name, "dependents": dependents})
+    await service.engine.ask("unload", {"model": request.model_name, "dependents": dependents})
     return {}
 
 
@@ -171,7 +171,7 @@ def _wrong(name: str, sentence: str) -> InvalidInput:
 
 
 def _memory_status(service: GrpcService, request: Any, who: Principal | None) -> Document:
-    regions = documents.region_status(service.door.catalog, request.name, holder(who))
+    regions = documents.region_status(service.engine.catalog, request.name, holder(who))
     return {"regions": {region["name"]: region for region in regions}}
 
 
@@ -179,7 +179,7 @@ def _order(what: str, *names: str) -> Callable[[GrpcService, Any, Principal | No
     """Returns a handler that passes a call on to the engine, with these fields of it and who asks."""
 
     async def answer(service: GrpcService, request: Any, who: Principal | None) -> Document:
-        await service.door.ask(what, {name: getattr(request, name) for name in names} | told(who))
+        await service.engine.ask(what, {name: getattr(request, name) for name in names} | told(who))
         return {}
 
     return answer
@@ -198,7 +198,7 @@ async def trace_setting(service: GrpcService, request: Any) -> Document:
     """A setting without a value is cleared."""
     changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
     asked = {"model": request.model_name, "settings": changes}
-    in_force = await service.door.ask("tracing/settings", asked)
+    in_force = await service.engine.ask("tracing/settings", asked)
     told = {name: value if isinstance(value, list | tuple) else [value] for name, value in in_force.items()}
     return {"settings": {name: {"value": list(map(str, values))} for name, values in told.items()}}
 
@@ -210,7 +210,7 @@ async def _log_settings(service: GrpcService, request: Any, who: Principal | Non
         if kind is None:
             raise InvalidInput(f"log setting {shorten(name)} has no value", field=f"settings.{name[:80]}")
         changes[name] = getattr(setting, kind)
-    in_force = await service.door.ask("log-settings", {"settings": changes, **told(who)})
+    in_force = await service.engine.ask("log-settings", {"settings": changes, **told(who)})
     return {"settings": {name: {_kind(value): value} for name, value in in_force.items()}}
 
 
@@ -224,7 +224,7 @@ CALLS = (
     RpcMethod("ServerLive", lambda _service, _request: {"live": True}),
     RpcMethod("ServerReady", lambda service, _: {"ready": service.ready}),
     RpcMethod(
-        "ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)
+        "ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.engine.catalog)
     ),
     RpcMethod("ModelReady", _model_ready),
     RpcMethod("ModelMetadata", _model_metadata),

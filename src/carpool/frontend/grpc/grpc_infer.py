@@ -29,13 +29,13 @@ from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.image_tensors import sends_pictures
-from carpool.link.door import (
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import (
     ATTEMPT,
     DEADLINE,
     LATEST,
     SOURCE,
-    Answer,
-    ModelEntry,
     Sender,
     read_attempt,
     read_budget,
@@ -156,7 +156,7 @@ class GrpcCall(RequestReply):
             return False
         family = parts.family
         head = family.head
-        if family.catalog is not service.door.catalog or not service.door.serving:
+        if family.catalog is not service.engine.catalog or not service.engine.serving:
             return False
         if in_slot and not head.plain:
             return False
@@ -188,7 +188,7 @@ class GrpcCall(RequestReply):
         service = self._service
         service.server_row.add(BYTES_RECEIVED, len(message))
         try:
-            if not service.door.serving:
+            if not service.engine.serving:
                 known = service.families.recognise(message)
                 if known is not None and known.family is not None:  # of the last engine: counted there
                     self.request.enter(known.family.lane)
@@ -276,7 +276,7 @@ class GrpcCall(RequestReply):
             if family.typed:
                 await self._read_typed(family)
             service.families.keep(parts, family)
-        elif family.catalog is not service.door.catalog:
+        elif family.catalog is not service.engine.catalog:
             self._check(family)
         self.request.enter(family.lane)
         self.request.head = family.head
@@ -309,7 +309,7 @@ class GrpcCall(RequestReply):
             check_pictures(entry, family.head)
         else:
             check_head(family.head, entry.signature)
-        family.catalog = self._service.door.catalog
+        family.catalog = self._service.engine.catalog
 
     def _look_up(self, model: str, version: str) -> ModelLane:
         lane = self._service.lane(self._service.look_up(model, version))
@@ -413,15 +413,15 @@ class UnaryInfer:
     def memory(self, size: int) -> memoryview | None:
         """Returns a slot, if there are plenty: mostly the one tensor stays where it is in the message. A long
         message without room for it and its answer is rejected before it comes."""
-        rpc, door = self._rpc, self._service.door
+        rpc, engine = self._rpc, self._service.engine
         if size < _WORTH_A_SLOT or rpc is None:
             return None
         client = rpc.client if self._who is None else self._who.name
         try:
             if size > LARGE:
-                slot = door.large_slot(size, self._service.answer_room(size), client, _no_room)
+                slot = engine.large_slot(size, self._service.answer_room(size), client, _no_room)
             else:
-                slot = door.first_slot(size, _no_room)
+                slot = engine.first_slot(size, _no_room)
         except CarpoolError as error:
             if size > LARGE:
                 self._service.end(rpc, error)

@@ -20,7 +20,7 @@ from carpool.frontend.grpc.h2_shared import H2Shared
 from carpool.frontend.http.http_server import Listeners
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.pictures.workers import threads_for
-from carpool.link.door import Door
+from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block
 from carpool.observe.descriptors import Descriptors
 
@@ -29,11 +29,11 @@ _LIMITS = ("max_header_bytes", "max_connections", "header_timeout_s", "body_time
 
 
 class GrpcServer:
-    """Serves from behind a door until it is stopped. To be used from its loop's thread."""
+    """Serves in front of an engine until it is stopped. To be used from its loop's thread."""
 
     def __init__(
         self,
-        door: Door,
+        engine: EngineClient,
         block: Block,
         settings: ServerSettings,
         access: Access | None = None,
@@ -43,7 +43,7 @@ class GrpcServer:
         threads = threads_for(settings.grpc_frontends)
         hidden = () if access is None else access.guard.proofs
         forward = ForwardedHeaders.of(settings.grpc_header_forward_pattern, hidden)
-        self.service = GrpcService(door, block, settings, threads, forward, started)
+        self.service = GrpcService(engine, block, settings, threads, forward, started)
         self._access = access
         self._limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
         self._descriptors = Descriptors()

@@ -27,7 +27,8 @@ from carpool.frontend.grpc.inflater import Inflater
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
 from carpool.frontend.http.infer_route import LargestBody
-from carpool.link.door import Catalog, Door
+from carpool.link.catalog import Catalog
+from carpool.link.engine_client import EngineClient
 from carpool.link.step_times import Times
 from carpool.memory.free_memory import FreeMemory
 from carpool.memory.layout import answer_size
@@ -67,7 +68,7 @@ class GrpcService(FrontService):
 
     def __init__(
         self,
-        door: Door,
+        engine: EngineClient,
         block: Block,
         settings: ServerSettings,
         picture_threads: int = 1,
@@ -75,10 +76,10 @@ class GrpcService(FrontService):
         started: StartedWith | None = None,
     ) -> None:
         most = settings.max_body_bytes
-        super().__init__("grpc", door, block, most, picture_threads, forward, (), started)
+        super().__init__("grpc", engine, block, most, picture_threads, forward, (), started)
         self.largest_message = 0  # what a model took that is gone now stays allowed: it may come back
-        door.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
-        self._allow(largest_message(door.catalog, settings))
+        engine.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
+        self._allow(largest_message(engine.catalog, settings))
         self.families = Families()
         self._free_memory = FreeMemory(self.threads)
         self.stopping = asyncio.Event()
@@ -107,8 +108,8 @@ class GrpcService(FrontService):
 
     @property
     def ready(self) -> bool:
-        catalog = self.door.catalog
-        return self.door.serving and catalog.ready and catalog.able and not self.stopping.is_set()
+        catalog = self.engine.catalog
+        return self.engine.serving and catalog.ready and catalog.able and not self.stopping.is_set()
 
     async def aside(self, client: str, size: int, function: Callable[..., T], *arguments: object) -> T:
         """Work on so many bytes: in a thread, if everybody else would have to wait for it."""
@@ -149,7 +150,7 @@ class GrpcService(FrontService):
 
     def most_of(self, start: bytes) -> int:
         """How long a message may be that begins like this: it names its model first. In any thread."""
-        catalog, name = self.door.catalog, named_model(start)
+        catalog, name = self.engine.catalog, named_model(start)
         entries = [entry for entry in catalog.entries.values() if entry.name == name]
         if not entries:
             return min(_SHORT_MESSAGE, self.largest_message)
@@ -159,7 +160,7 @@ class GrpcService(FrontService):
     def answer_room(self, size: int) -> int:
         """Returns how many bytes the answer to a message of so many may take: it is asked before it is known
         for which model the message is."""
-        catalog = self.door.catalog
+        catalog = self.engine.catalog
         if self._rooms_of is not catalog or len(self._rooms) > _MOST_ROOMS:
             self._rooms_of = catalog
             self._rooms.clear()

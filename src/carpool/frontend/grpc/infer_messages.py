@@ -19,7 +19,7 @@ from carpool.errors import InvalidInput, ModelError, TooLarge
 from carpool.frontend.calls.request import ModelLane
 from carpool.frontend.grpc.message_fields import LENGTH, FieldBudget, Malformed, fields_of
 from carpool.frontend.grpc.typed_contents import malformed, typed_tensor
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.step_times import Times
 from carpool.types import RequestedOutput, Scalar, Tensor
 from carpool.wire.codec import check_array, to_binary

@@ -25,7 +25,7 @@ from carpool.frontend.grpc.grpc_service import (
 )
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARAMETER
 from carpool.frontend.grpc.rpc import TOO_SLOW, Ended, Message, Rpc, begin_now
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_SENT
 from carpool.types import StepTiming, Timing

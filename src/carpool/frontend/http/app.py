@@ -30,7 +30,7 @@ from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.small_routes import ASKED_S
 from carpool.frontend.http.task_models import TASK_ROUTES
 from carpool.frontend.http.url_routes import Router, UrlRoute
-from carpool.link.door import Door
+from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block, Table
 
 _MOST_BEFORE_A_KEY = 4 * MIB
@@ -143,7 +143,7 @@ def _start_as(exchange: Exchange, who: Principal | None, start: Start) -> BodyPl
 
 
 class HttpApp:
-    """Serves the v2 protocol from behind a door. One per front end, in its loop's thread.
+    """Serves the v2 protocol in front of an engine. One per front end, in its loop's thread.
 
     `table` holds the counters of all processes and `block` is this one's part of it; `metrics` makes the
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
@@ -156,7 +156,7 @@ class HttpApp:
 
     def __init__(
         self,
-        door: Door,
+        engine: EngineClient,
         block: Block,
         metrics: SharedPage,
         *,
@@ -174,7 +174,7 @@ class HttpApp:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
         given = max_body_bytes, picture_threads, fair, picture_hosts, forward, parts, started
-        self._service = HttpService(door, block, metrics, table, *given)
+        self._service = HttpService(engine, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._service.check_site = self._guard.check_site

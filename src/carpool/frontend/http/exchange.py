@@ -34,7 +34,7 @@ from carpool.errors import (
     retry_after,
     without_stack,
 )
-from carpool.link.door import NOBODY
+from carpool.link.senders import NOBODY
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:

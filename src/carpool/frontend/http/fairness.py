@@ -20,7 +20,8 @@ from carpool.core.pacing import Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.link.door import ModelEntry, Sender
+from carpool.link.catalog import ModelEntry
+from carpool.link.senders import Sender
 from carpool.observe.logs import logger
 
 log = logger("http")

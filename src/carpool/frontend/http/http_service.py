@@ -29,7 +29,8 @@ from carpool.frontend.http.exchange import (
     compress,
 )
 from carpool.frontend.http.fairness import Fairness
-from carpool.link.door import Catalog, Door
+from carpool.link.catalog import Catalog
+from carpool.link.engine_client import EngineClient
 from carpool.observe.columns import BYTES_SENT
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
@@ -172,7 +173,7 @@ class SharedPage:
 class HttpService(FrontService):
     def __init__(
         self,
-        door: Door,
+        engine: EngineClient,
         block: Block,
         metrics: SharedPage,
         table: Table,
@@ -184,13 +185,13 @@ class HttpService(FrontService):
         parts: Sequence[FrontPart] = (),
         started: StartedWith | None = None,
     ) -> None:
-        super().__init__("http", door, block, max_body_bytes, picture_threads, forward, parts, started)
+        super().__init__("http", engine, block, max_body_bytes, picture_threads, forward, parts, started)
         self.table = table
         self.metrics = metrics
         self.fair = fair
         self.described: tuple[Catalog | None, bytes] = None, b""  # /openapi.json, of the catalogue asked last
         self.live = LivePage(table, self.parts.shown)
-        self.profiles = ProfileWatch(door)
+        self.profiles = ProfileWatch(engine)
         self.asks_for_keys = False
         self.check_site: Callable[[Mapping[bytes, bytes], str], None] = _any_site
         self._picture_hosts = picture_hosts
@@ -199,7 +200,7 @@ class HttpService(FrontService):
 
     @property
     def ready(self) -> bool:
-        return self.door.serving and self.door.catalog.ready and self.door.catalog.able
+        return self.engine.serving and self.engine.catalog.ready and self.engine.catalog.able
 
     @property
     def fetcher(self) -> PictureFetcher:

@@ -21,7 +21,14 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.infer_route import ATTEMPT_FIELD, DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
 from carpool.frontend.http.query_text import read_query
 from carpool.frontend.pictures.sent_pictures import from_base64
-from carpool.link.door import Sender, checked, read_attempt, read_budget, read_latest, read_source
+from carpool.link.senders import (
+    Sender,
+    checked,
+    read_attempt,
+    read_budget,
+    read_latest,
+    read_source,
+)
 from carpool.vision.heads import Buffer
 from carpool.wire.head import load_object
 

@@ -50,7 +50,9 @@ from carpool.frontend.http.picture_reply import (
 )
 from carpool.frontend.http.task_models import default_model
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
-from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import LATEST
 from carpool.link.step_times import Times, in_words
 from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_length
@@ -122,7 +124,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
             with contextlib.suppress(Unavailable):
                 # see `BodyIntake` for what the byte is good for
                 room = FILE_AT + size + 1 + target.model.room_behind
-                request.slot = slot = service.door.first_slot(room, exchange.make_room)
+                request.slot = slot = service.engine.first_slot(room, exchange.make_room)
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
@@ -362,7 +364,7 @@ class ImageRequest:
         self.looked = found.looked
         if found.answer is not None:
             source = self.route.asked.sender.source
-            self.service.door.answered_here(target.lane.entry, self.arrived, 1, source)
+            self.service.engine.answered_here(target.lane.entry, self.arrived, 1, source)
             fields = early_fields(target.lane.row, target.drawn, target.assumed, found.note, self.arrived)
             self._send(fields, found.answer.body, compressible=target.drawn is None)
         return found.answer is not None
@@ -373,7 +375,7 @@ class ImageRequest:
         assert slot is not None
         size = FILE_AT + (exchange.head.content_length or 0) + 1 + self.target.model.room_behind
         try:
-            self.slot = self.service.door.larger_slot(slot, FILE_AT + received, size, exchange.make_room)
+            self.slot = self.service.engine.larger_slot(slot, FILE_AT + received, size, exchange.make_room)
         except CarpoolError as error:
             self.arrived = exchange.head_at
             self._fail(error)

@@ -32,14 +32,13 @@ from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
 from carpool.frontend.http.long_answer import LONG_ANSWER, LongBody, LongEvents, WholeBody
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.pictures.image_tensors import may_hold_pictures
-from carpool.link.door import (
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import (
     ATTEMPT,
     DEADLINE,
     LATEST,
     SOURCE,
-    Answer,
-    Catalog,
-    ModelEntry,
     Sender,
     read_attempt,
     read_budget,
@@ -212,7 +211,7 @@ class InferRoute(ModelRoute[InferTarget]):
         entry, holds_back = target.lane.entry, target.lane.holds_back
         if holds_back is not None and holds_back():
             return None  # it may be answered without the engine; the gate is asked again where it is not
-        return self.service.door.refuses(entry, now + asked.budget, now, exchange.sender, certain=False)
+        return self.service.engine.refuses(entry, now + asked.budget, now, exchange.sender, certain=False)
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
         size = exchange.head.content_length or 0
@@ -223,12 +222,12 @@ class InferRoute(ModelRoute[InferTarget]):
         if size > target.most_in_place:
             target.largest.check(size, target.most_in_place)
         # See `BodyIntake` for what the byte is for.
-        door, make_room = self.service.door, exchange.make_room
+        engine, make_room = self.service.engine, exchange.make_room
         if size > LARGE:
             answer = answer_size(target.lane.entry.signature, size)
-            slot = door.large_slot(size + 1, answer, exchange.payer, make_room)
+            slot = engine.large_slot(size + 1, answer, exchange.payer, make_room)
         else:
-            slot = door.first_slot(size + 1, make_room)
+            slot = engine.first_slot(size + 1, make_room)
         call = HttpCall(self, exchange, target, slot)
         return Receive(slot.view, call.received, call.more)
 
@@ -274,7 +273,7 @@ class HttpCall(RequestReply):
         assert slot is not None
         size = (exchange.head.content_length or 0) + 1
         try:
-            request.slot = slot = request.service.door.larger_slot(slot, received, size, exchange.make_room)
+            request.slot = slot = request.service.engine.larger_slot(slot, received, size, exchange.make_room)
         except CarpoolError as error:
             request.arrived = exchange.head_at
             request.fail(error)

@@ -27,7 +27,8 @@ from carpool.frontend.http.exchange import (
     status_of,
 )
 from carpool.frontend.http.http_service import HttpService
-from carpool.link.door import Catalog, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.senders import Sender
 from carpool.observe.counters import count_failure
 
 _MOST_SENDERS = 256
@@ -116,9 +117,9 @@ class ModelRoute(Generic[Target]):
         exchange.sender = sender
         target: Target | None = None
         try:
-            if not service.door.serving:
+            if not service.engine.serving:
                 with contextlib.suppress(CarpoolError):
-                    self._found = self._find(service.door.catalog)  # of the last engine: counted there
+                    self._found = self._find(service.engine.catalog)  # of the last engine: counted there
                 raise not_serving()
             target = self.current(exchange.head_at)
             advised = self._advised(exchange, target)
@@ -140,7 +141,7 @@ class ModelRoute(Generic[Target]):
             sees(AtHead(exchange, service.fair.gate_status), entry, refusal, exchange.head_at)
         if entry is not None:  # else it is no model's failure
             count_failure(service.row(entry), refusal, 0.0, unheard=0 if sender.again else 1)
-            service.door.turned_away(entry, refusal, exchange.head_at, source=sender.source)
+            service.engine.turned_away(entry, refusal, exchange.head_at, source=sender.source)
         return None
 
     def _advised_instead(
@@ -191,7 +192,7 @@ class ModelRoute(Generic[Target]):
     def current(self, at: float) -> Target:
         """Returns what serves these requests now: a change of the catalogue holds from the next look on. `at`
         is when the request's head was here, by which it is told apart from others."""
-        catalog = self.service.door.catalog
+        catalog = self.service.engine.catalog
         if catalog is not self._catalog or self._target is None:
             self._target = self.choice = self._found = None
             self._found = self._find(catalog)

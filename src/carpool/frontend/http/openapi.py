@@ -15,7 +15,8 @@ from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.task_models import TASK_ROUTES, in_order
-from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.senders import DEADLINE, LATEST, SOURCE
 from carpool.observe.shared_history import KEPT_S
 from carpool.vision import draw, tasks
 from carpool.vision.tasks.written import TEXT_TASKS
@@ -339,7 +340,7 @@ def _responses() -> Document:
 
 
 def describe(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    catalog = service.door.catalog
+    catalog = service.engine.catalog
     if service.described[0] is not catalog:
         service.described = catalog, orjson.dumps(openapi(catalog, with_keys=service.asks_for_keys))
     exchange.respond(200, JSON_FIELDS, service.described[1])

@@ -37,7 +37,7 @@ from carpool.frontend.http.http_service import (
     site,
 )
 from carpool.frontend.http.query_text import read_query
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S
 from carpool.wire.head import load_object, read_object, shorten
@@ -93,20 +93,20 @@ def ready(service: HttpService, exchange: Exchange, _variables: Variables) -> No
 
 def model_ready(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     entry = service.look_up(variables["model"], variables.get("version", ""))
-    _answer_ready(exchange, is_model_ready(service.door, entry))
+    _answer_ready(exchange, is_model_ready(service.engine, entry))
 
 
 def health(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """As ready, for load balancers that know nothing of v2: those expect 503, where Triton says 400."""
     is_ready = service.ready
-    document = documents.health(service.door.catalog, ready=is_ready)
+    document = documents.health(service.engine.catalog, ready=is_ready)
     if service.asks_for_keys and exchange.who is None:
         document = {"ready": is_ready}  # what there is is for those who may use it
     answer_document(exchange, document, 200 if is_ready else 503)
 
 
 def server_metadata(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    answer_document(exchange, documents.server_metadata(__version__, service.door.catalog))
+    answer_document(exchange, documents.server_metadata(__version__, service.engine.catalog))
 
 
 def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
@@ -117,7 +117,7 @@ def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
         name, version = variables["model"], variables.get("version", "")
 
         def document() -> object:
-            return describe(service.door.catalog, service.look_up(name, version))
+            return describe(service.engine.catalog, service.look_up(name, version))
 
         async def when_loaded() -> object:
             await service.demands.loaded(name, INFINITY, 0)
@@ -138,14 +138,14 @@ def statistics(service: HttpService, exchange: Exchange, variables: Variables) -
     name, version = variables.get("model", ""), variables.get("version", "")
     if name:
         service.look_up(name, version)
-    service.answer_later(exchange, service.door.ask("statistics", {"name": name, "version": version}))
+    service.answer_later(exchange, service.engine.ask("statistics", {"name": name, "version": version}))
 
 
 def profile(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """Answers what was measured of a model, and what the scheduler believes of it now."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     service.answer_later(
-        exchange, service.door.ask("profile", {"name": entry.name, "version": entry.version})
+        exchange, service.engine.ask("profile", {"name": entry.name, "version": entry.version})
     )
 
 
@@ -156,7 +156,7 @@ def repository_index(service: HttpService, exchange: Exchange, _variables: Varia
         except CarpoolError as error:
             answer_error(exchange, error)
             return
-        answer_document(exchange, documents.index(service.door.catalog.index, only_ready=only_ready))
+        answer_document(exchange, documents.index(service.engine.catalog.index, only_ready=only_ready))
 
     return Collect(_MAX_JSON_BODY, answer)
 
@@ -217,7 +217,7 @@ def console_file(_service: HttpService, exchange: Exchange, variables: Variables
 def console_live(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """Answers, with `?model=…&version=…`, also the profile of that one, as far as the engine has told it;
     with `?after=…` the points of the history since then."""
-    page = service.live.read(service.door)
+    page = service.live.read(service.engine)
     asked = read_query(exchange.head.query)
     if "model" in asked:
         page = documents.with_profile(page, service.profiles.look(asked["model"], asked.get("version", "")))
@@ -334,7 +334,7 @@ def _ask(
         except CarpoolError as error:
             answer_error(exchange, error)
             return
-        service.answer_later(exchange, service.door.ask(what, asked))
+        service.answer_later(exchange, service.engine.ask(what, asked))
 
     return Collect(service.max_body_bytes, received)
 
@@ -364,14 +364,14 @@ def _check_names(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 def system_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name, owner = variables.get("region", ""), holder(exchange.who)
-    answer_document(exchange, documents.region_status(service.door.catalog, name, owner))
+    answer_document(exchange, documents.region_status(service.engine.catalog, name, owner))
 
 
 def register_system(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def register(asked: dict[str, Any]) -> None:
         given = {key: asked[key] for key in _REGION_FIELDS if key in asked}
         arguments = {"name": variables["region"], **given, **told(exchange.who)}
-        question = service.door.ask("register-memory", arguments)
+        question = service.engine.ask("register-memory", arguments)
         service.answer_later(exchange, question)
 
     return with_json(exchange, register)
@@ -380,7 +380,7 @@ def register_system(service: HttpService, exchange: Exchange, variables: Variabl
 def unregister_system(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables.get("region", "")
     asked = {"name": name, **told(exchange.who)}
-    service.answer_later(exchange, service.door.ask("unregister-memory", asked))
+    service.answer_later(exchange, service.engine.ask("unregister-memory", asked))
 
 
 def cuda_status(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
@@ -404,12 +404,12 @@ def unregister_cuda(_service: HttpService, exchange: Exchange, _variables: Varia
 
 
 def log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    service.answer_later(exchange, service.door.ask("log-settings", {"settings": {}}))
+    service.answer_later(exchange, service.engine.ask("log-settings", {"settings": {}}))
 
 
 def update_log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
     def update(asked: dict[str, Any]) -> None:
         arguments = {"settings": asked, **told(exchange.who)}
-        service.answer_later(exchange, service.door.ask("log-settings", arguments))
+        service.answer_later(exchange, service.engine.ask("log-settings", arguments))
 
     return with_json(exchange, update)

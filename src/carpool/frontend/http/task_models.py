@@ -9,7 +9,7 @@ from carpool.errors import NotFound
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.vision.tasks import kinds
 
 TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}

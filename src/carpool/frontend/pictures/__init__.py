@@ -1,1 +1,1 @@
-"""Leads pictures through the door: what every front end that takes them shares."""
+"""Leads pictures to the engine: what every front end that takes them shares."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.link.door import ModelEntry
+from carpool.link.catalog import ModelEntry
 from carpool.types import Datatype
 from carpool.wire.v2 import RequestHead
 

@@ -1,4 +1,4 @@
-"""Holds what pictures need of a front end: the door, prepared models, threads, and a bound on what they
+"""Holds what pictures need of a front end: the engine, prepared models, threads, and a bound on what they
 hold."""
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.frontend.clients.dynamic_shares import Shares
 from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Catalog, Door, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import EngineClient
+from carpool.link.senders import Sender
 from carpool.observe.counters import Row
 from carpool.types import Timing
 from carpool.vision.heads import MOST_PIXELS_WAITING
@@ -66,10 +68,10 @@ class Passed:
 class PictureService:
     """Serves the pictures of one front end, in its loop's thread only."""
 
-    def __init__(self, door: Door, threads: int, row: Callable[[ModelEntry], Row]) -> None:
+    def __init__(self, engine: EngineClient, threads: int, row: Callable[[ModelEntry], Row]) -> None:
         """`row` has this process's counters for a model version."""
         cv2.setNumThreads(1)  # pictures are spread over threads already
-        self.door = door
+        self.engine = engine
         self.row = row
         self.workers = Workers(threads)
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
@@ -100,7 +102,7 @@ class PictureService:
         """Returns a model, which is made when the entry first appears. Raises `InvalidInput` for a model that
         takes no pictures."""
         made = self._models.get(entry.key)
-        if made is not None and made.entry is entry and made.is_current(self.door.catalog):
+        if made is not None and made.entry is entry and made.is_current(self.engine.catalog):
             return made
         if entry.vision is None:
             why = f"; for images: {entry.published.ask}" if entry.published.ask else ""
@@ -119,7 +121,7 @@ class PictureService:
     ) -> CarpoolError | None:
         """Before anything is done for so many bytes of pictures: the gate's word, and that of the threads."""
         passed = self._passed[entry.key]
-        refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.ahead)
+        refusal = self.engine.refuses(entry, deadline, now, sender, ahead=passed.ahead)
         if refusal is None and self.workers.waiting and not self.model(entry).encoded:  # else for no thread
             until = entry.due(now, deadline)
             refusal = self.cannot_decode(entry, until, now, weight_of_size(size), client)
@@ -139,7 +141,7 @@ class PictureService:
     ) -> CarpoolError | None:
         """As `refuses`, for a picture that is here: it will be offered if this says nothing."""
         passed = self._passed[entry.key]
-        refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
+        refusal = self.engine.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
         if refusal is None and self.workers.waiting:
             refusal = self.cannot_decode(entry, until, now, weight, client)
         if refusal is None:

@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.workers import Then
-from carpool.link.door import BACKGROUND, Answer, Ask, Call, ModelEntry, OneAnswer
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import BACKGROUND, Answer, Ask, Call, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.wire.v2 import RequestHead
 
@@ -83,7 +84,7 @@ class Recomputation(OneAnswer, Generic[T]):
     def prepare(self, head: RequestHead, size: int, write: Callable[[memoryview], object]) -> None:
         """Have a thread that is idle write its inputs into a slot, and go on with that."""
         try:
-            slot = self._service.door.slot(size)
+            slot = self._service.engine.slot(size)
         except CarpoolError:  # no memory now
             self._skipped("slots")
             return
@@ -102,7 +103,7 @@ class Recomputation(OneAnswer, Generic[T]):
         """Takes the slot, in which its inputs lie."""
         try:
             ask = Ask(self._entry, head, slot, tail, monotonic(), handling=BACKGROUND)
-            self._call = self._service.door.infer(ask, self)
+            self._call = self._service.engine.infer(ask, self)
         except CarpoolError:
             slot.release()
             self._skipped("slots")

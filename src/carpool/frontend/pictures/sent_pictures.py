@@ -21,8 +21,9 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.frontend.pictures.image_tensors import sends_pictures
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.contents import Content, Places
-from carpool.link.door import Answer, Catalog, Door, ModelEntry
+from carpool.link.engine_client import Answer, EngineClient
 from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import (
@@ -99,7 +100,7 @@ class PlacesPictures(Places, Protocol):
 
 
 class PictureModel(PicturePlan):
-    """Holds a picture's plan, and what goes through the door for it. Made once per entry."""
+    """Holds a picture's plan, and what goes to the engine for it. Made once per entry."""
 
     keeps_pixels = False  # of a picture, for what comes after its first step
     room_behind = 0  # bytes that a slot must have behind a file that goes to the device
@@ -123,7 +124,7 @@ class PictureModel(PicturePlan):
         options: RequestOptions = DEFAULT_OPTIONS,
         shape: tuple[int, ...] = (),
     ) -> RequestHead:
-        """Returns what goes through the door for so many pictures, whose inputs lie one behind the other.
+        """Returns what goes to the engine for so many pictures, whose inputs lie one behind the other.
         `shape` is that of one, where its transform is not the usual one."""
         spec = self.settings.input
         one = shape or self.transform.shape
@@ -139,7 +140,7 @@ class PictureModel(PicturePlan):
         size: int = FILE_AT,
         images: int = 1,
     ) -> RequestHead:
-        """Returns what goes through the door for a file that lies in a slot, whatever its length. By the
+        """Returns what goes to the engine for a file that lies in a slot, whatever its length. By the
         `size` it is told from other things that the device makes an input of: see `picture_leases`."""
         tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (size,), 0, size)
         return RequestHead("", (tensor,), outputs, options, True, size, images, encoded=True)
@@ -168,7 +169,7 @@ class PictureModel(PicturePlan):
 
 
 class SentPictures(Content):
-    """Represents the content of a request. `asked` is what the client says, `head` what goes through the door
+    """Represents the content of a request. `asked` is what the client says, `head` what goes to the engine
     for it, with `size` bytes.
 
     `prepare` and `compose` are called in threads, one after the other; the rest in the loop's.
@@ -239,7 +240,7 @@ class SentPictures(Content):
         return other
 
     def _fit(self) -> None:
-        """Sets what goes through the door for this model."""
+        """Sets what goes to the engine for this model."""
         raise NotImplementedError
 
     # ── as a content ──
@@ -266,11 +267,11 @@ class SentPictures(Content):
         other.offered_as = other.head
         return other
 
-    def slot_of_file(self, door: Door) -> Slot:
+    def slot_of_file(self, engine: EngineClient) -> Slot:
         """Returns a slot with the one file in it, for the model's device; the caller's from here on."""
         if self.slot is not None:
             return self.take()
-        slot = door.slot(self.size)
+        slot = engine.slot(self.size)
         write_file(slot.view, self._pictures[0])
         if self.drawn is None and not self.kept:
             self._pictures = ()

@@ -23,7 +23,7 @@ def start_models(service: HttpService, _head: HttpHead, _variables: Mapping[str,
     """Answers how many models there are."""
 
     def start(exchange: Exchange) -> None:
-        answer_document(exchange, {"ok": True, "count": len(service.door.catalog.newest)})
+        answer_document(exchange, {"ok": True, "count": len(service.engine.catalog.newest)})
 
     return start
 

@@ -11,7 +11,7 @@ from carpool.frontend.http.small_routes import per_request, with_json
 
 
 def _list(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    answer_document(exchange, service.door.catalog.extra["cameras_sketch"]["cameras"])
+    answer_document(exchange, service.engine.catalog.extra["cameras_sketch"]["cameras"])
 
 
 def _add(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
@@ -23,7 +23,7 @@ def _remove(service: HttpService, exchange: Exchange, variables: Variables) -> N
 
 
 def _ask(service: HttpService, exchange: Exchange, what: str, arguments: dict[str, Any]) -> None:
-    service.answer_later(exchange, service.door.ask(f"cameras_sketch/{what}", arguments))
+    service.answer_later(exchange, service.engine.ask(f"cameras_sketch/{what}", arguments))
 
 
 start_list = per_request(_list)

@@ -19,7 +19,9 @@ from carpool.frontend.calls.request import (
     RequestReply,
 )
 from carpool.frontend.front_service import FrontService
-from carpool.link.door import Answer, Catalog, ModelEntry, Sender
+from carpool.link.catalog import Catalog, ModelEntry
+from carpool.link.engine_client import Answer
+from carpool.link.senders import Sender
 from carpool.link.step_times import Times
 from carpool.observe.columns import by_word
 from carpool.process.children import FrontendParts
@@ -53,7 +55,7 @@ class Camera(RequestReply):
             self._frame(np.full((1, 4), number, np.float32))
 
     def _frame(self, frame: Array) -> None:
-        entry = self._service.door.catalog.newest.get(self._model)
+        entry = self._service.engine.catalog.newest.get(self._model)
         if entry is None:  # the camera waits for its model
             return
         if self._under_way is not None:
@@ -94,7 +96,7 @@ class Cameras:
     def __init__(self, service: FrontService) -> None:
         self._service = service
         self._running: dict[str, tuple[Mapping[str, Any], Camera]] = {}
-        service.door.watch(self._follow)
+        service.engine.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
         wanted: Mapping[str, Any] = catalog.extra.get("cameras_sketch", {}).get("cameras", {})
@@ -120,4 +122,6 @@ async def start(parts: FrontendParts) -> Cameras:
     settings = parts.settings
     started = StartedWith(settings, parts.table.block_exemplars(parts.block), parts.began)
     block = parts.table.block(parts.block)
-    return Cameras(FrontService("cameras", parts.door, block, settings.max_body_bytes, 1, started=started))
+    return Cameras(
+        FrontService("cameras", parts.engine_client, block, settings.max_body_bytes, 1, started=started)
+    )

@@ -19,7 +19,7 @@ from carpool.frontend.calls.request import (
 from carpool.frontend.http.exchange import BodyPlan, Exchange, HttpHead, Start, answer_error
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request, with_json
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.link.step_times import Times
 from carpool.types import Array
 
@@ -91,7 +91,7 @@ def key_of(exchange: Exchange, handle: str) -> Array:
 
 def _forget(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     key = key_of(exchange, variables["handle"]).tobytes().hex()
-    service.answer_later(exchange, service.door.ask("prompts_sketch/forget", {"key": key}))
+    service.answer_later(exchange, service.engine.ask("prompts_sketch/forget", {"key": key}))
 
 
 start_forget = per_request(_forget)

@@ -1,5 +1,4 @@
-"""Implements the door of a front end whose engine lives in another process: what outlives the engine at the
-other end of the link."""
+"""Implements the engine client of a front end: what outlives the engine at the other end of the link."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from carpool.errors import CarpoolError
 from carpool.frontend.engine_state import EngineState
 from carpool.frontend.front_link import Asks, FrontLink, RemoteBooking, RemoteCall, failed_call
 from carpool.link.advice import Gate, open_gate
-from carpool.link.door import Ask, Hears, ModelEntry
+from carpool.link.catalog import ModelEntry
+from carpool.link.engine_client import Ask, Hears
 from carpool.memory.arena import Arena
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
@@ -28,8 +28,9 @@ def _nowhere(entry: ModelEntry) -> RemoteBooking:
     return RemoteBooking(None, 0, entry)
 
 
-class RemoteDoor(EngineState):
-    """Implements `Door`. `broken` is called when the engine cannot be understood: only a restart helps."""
+class LinkClient(EngineState):
+    """Implements `EngineClient`. `broken` is called when the engine cannot be understood, which only a
+    restart mends."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class RemoteDoor(EngineState):
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
-        """Nobody asks for them here: `RecordingDoor` does."""
+        """Nobody asks for them here: `RecordingClient` does."""
 
     def answered_here(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """Does the same."""

@@ -45,7 +45,7 @@ from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.contents import Content
-from carpool.link.door import Answer
+from carpool.link.engine_client import Answer
 from carpool.memory.arena import Slot
 
 MOST_JOINED = 64
@@ -59,7 +59,7 @@ _VALUE = struct.Struct(">Bq")  # of what other servers read: format, length of t
 T = TypeVar("T")
 
 
-class CachingDoor:
+class CacheWrapper:
     """Wraps the requests for one version."""
 
     def __init__(self, inner: Infer, caches: Caches) -> None:
@@ -84,20 +84,20 @@ class Lookup(Listener):
     """Leads one request from the look to its answer."""
 
     __slots__ = (
-        *("_began", "_bytes", "_caches", "_computing", "_content", "_door", "_entry", "_fast"),
+        *("_began", "_bytes", "_caches", "_computing", "_content", "_engine", "_entry", "_fast"),
         *("_in_slot", "_keep", "_model", "_over", "_passed_on", "_question", "_reply", "_request", "_said"),
         *("_seen", "_source", "_status", "_sure", "_timer", "abandoned", "follows", "joined"),
     )
 
-    def __init__(self, door: CachingDoor, request: Request, content: Content) -> None:
-        self._door = door
+    def __init__(self, engine: CacheWrapper, request: Request, content: Content) -> None:
+        self._engine = engine
         self._request = request
         self._entry = request.entry  # for which the answer is kept
         self._reply = request.reply  # which encodes the answer also when its client has left
         self._content = content
         self._in_slot = content.slot is not None  # the bytes that are compared lie there
-        self._caches = door.caches
-        self._model = door.caches.of(request.entry)
+        self._caches = engine.caches
+        self._model = engine.caches.of(request.entry)
         self._question = _question(request, content)
         self._began = monotonic()
         self._passed_on = False  # to what computes it
@@ -129,7 +129,7 @@ class Lookup(Listener):
         elif self._find(looked):
             return
         self._passed_on = True
-        self._door.inner(self._request)
+        self._engine.inner(self._request)
 
     def _find(self, looked: Looked) -> bool:
         """True: it is answered, or will be. False: it goes its way."""
@@ -379,7 +379,7 @@ class Lookup(Listener):
 
     def _pass_on(self) -> None:
         self._passed_on = True
-        self._request.go(self._door.inner)
+        self._request.go(self._engine.inner)
 
     def _answer(self, kept: EncodedAnswer, status: CacheStatus) -> bool:
         """It was there; whoever waits for this request has it, too. False: its own client has it not, since
@@ -404,7 +404,7 @@ class Lookup(Listener):
         if not self.abandoned:
             if cached:  # else the engine was asked, and that was noted
                 source = request.sender.source or request.head.options.source
-                request.service.door.answered_here(self._entry, request.arrived, request.head.batch, source)
+                request.service.engine.answered_here(self._entry, request.arrived, request.head.batch, source)
             self._model.count(status.kind, monotonic() - self._began)
         self._over = True
         request.encoded, request.note = kept, status
