@@ -173,7 +173,7 @@ def test_a_load_of_a_graph_without_an_end_ends_when_it_is_given_up(tmp_path: Pat
 
     thread = threading.Thread(target=load)
     thread.start()
-    until(lambda: len(loading._backends) > 0, "an instance is open, and soon runs")
+    until(lambda: len(loading._opener.backends) > 0, "an instance is open, and soon runs")
     loading.abort()
     thread.join()
     assert [error.reason for error in errors] == ["aborted"]

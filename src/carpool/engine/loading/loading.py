@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf, isinf
 from time import monotonic
@@ -180,6 +180,93 @@ class Compiled(Protocol):
         """Loads it into this process, once."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """Describes a version as far as it is known: what its settings say at first, and then what follows from
+    its file, from trying it and from measuring it. Each phase of a load makes the next one of it."""
+
+    config: ModelConfig
+    signature: Signature
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by output
+    vision: VisionSettings | None = None
+    finish: Finish | None = None
+    told: Mapping[str, str] = field(default_factory=dict)  # what it was recognised as, by parameter
+    insists: bool = False  # its settings ask for batches
+
+
+class Opener:
+    """Opens the instances of one version: on which devices, with how many threads, until it is given up."""
+
+    def __init__(self, version: ModelVersion, caller: Callable[[int], AsksModels] | None) -> None:
+        self.version = version
+        self.threads: int | None = None  # of each instance, once that was found out
+        self.gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
+        self.weights: object = None  # of the instance that was tried, for the first one that serves
+        self.backends: WeakSet[Backend] = WeakSet()
+        self._caller = caller
+        self._aborted = False
+
+    def place(self, config: ModelConfig, threads: int | None = None) -> None:
+        """Places instances beyond those that the settings ask for where the first ones went, in turn, each
+        with so many threads, where that is known."""
+        self.threads = threads or self.threads
+        devices = backends.devices(config)
+        self.gpus = places(config, devices) if devices else ()
+
+    def open(
+        self, model: KnownModel, index: int, count: int, tell: ReportStep, *, hurry: bool, plain: bool
+    ) -> Backend:
+        """Returns one more instance, of `count`."""
+        name = model.config.name
+        if self._aborted:
+            raise _given_up(name)
+        threads = self.threads or backends.default_threads(count, usable_cores())
+        gpu = self.gpus[index % len(self.gpus)] if self.gpus else None
+        fill = filling(model.config, model.vision)
+        calls = None if self._caller is None else self._caller(index)
+        placement = Placement(index, threads, gpu, fill, model.finish, tell, hurry, plain, calls)
+        backend = backends.load(model.config, self.version, placement)
+        self.weights = None
+        self.backends.add(backend)
+        if self._aborted:
+            backend.close()
+            raise _given_up(name)
+        return backend
+
+    def abort(self) -> None:
+        """Ends from another thread what runs; no instance is opened any more."""
+        self._aborted = True
+        for backend in list(self.backends):
+            backend.abort()
+
+
+def _given_up(model: str) -> CarpoolError:
+    return ModelError(f"{model}: the load was given up", reason="aborted")
+
+
+def settled(found: Examined, given: KnownModel, opener: Opener, *, behind: bool) -> KnownModel:
+    """Returns the model with nothing left open in its settings, after a trial where its file leaves something
+    open. Raises what is wrong, before anything is loaded for good."""
+
+    def load(config: ModelConfig) -> Backend:
+        opener.place(config)
+        plain = behind and config.pytorch.compiles_behind
+        backend = opener.open(replace(given, config=config), 0, 1, lambda _: None, hurry=True, plain=plain)
+        opener.weights = backend.weights() if isinstance(backend, SharesWeights) else None
+        return backend
+
+    config, signature, labels, seen, _ = try_out(found, load)
+    tried = _weights_for(config)
+    told: dict[str, str] = {}
+    config, signature, vision, finish = settle(config, signature, labels, seen, told)
+    if _weights_for(config) != tried:
+        opener.weights = None  # it will not share them, and needs the room
+    if not labels and vision is not None and vision.task == Task.CLASSIFY:
+        labels = {vision.outputs[0].name: vision.labels}
+    insists = given.insists or asks_for_batches(given.config, config, opener.version)
+    return KnownModel(config, signature, labels, vision, finish, told, insists)
+
+
 class Loading:
     """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
 
@@ -200,30 +287,25 @@ class Loading:
         models load side by side, and are measured one by one. `caller` makes the way to other models of the
         instance with this number; `watch` sees what others take of the cores meanwhile. `behind`: whoever
         loads it also compiles it while it serves, if its settings say so."""
-        self._config = config
-        self._insists = (config.max_batch or 0) > 1  # its settings ask for batches
-        self._proof = BatchProof()
-        self._signature = signature or Signature(config.name, (), ())
-        self._version = version
+        self._model = KnownModel(
+            config, signature or Signature(config.name, (), ()), insists=(config.max_batch or 0) > 1
+        )
+        self._opener = Opener(version, caller)
         self._profiles = profiles
         self._now = now
         self._turn = nullcontext() if turn is None else turn
-        self._examined: Examined | None = None  # what its file says
-        self._settled = False
-        self._caller = caller
         self._watch = watch
         self._may_compile_behind = behind
+        self._examined: Examined | None = None  # what its file says
+        self.settled: KnownModel | None = None  # with nothing left open, before anything was measured
+        self._proof = BatchProof()
         self.compiled: Compiled | None = None  # what an earlier compilation left
         self._kept_as: Key | None = None
-        self.threads: int | None = None  # of each instance, once that was found out
-        self._labels: Mapping[str, Sequence[str]] = {}
-        self._vision: VisionSettings | None = None
-        self._finish: Finish | None = None
-        self._weights: object = None  # of the instance that was tried, for the first one that serves
-        self._told: dict[str, str] = {}  # what it was recognised as, by parameter
-        self._backends: WeakSet[Backend] = WeakSet()
-        self._aborted = False
-        self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
+
+    @property
+    def threads(self) -> int | None:
+        """Returns those of each instance, once that was found out."""
+        return self._opener.threads
 
     def check(self) -> None:
         """Raises what can be seen to be wrong before anything is loaded; called once, before the rest."""
@@ -233,20 +315,20 @@ class Loading:
     def _examine(self) -> Examined:
         """Returns what its file says. From then on the version is the one whose file runs."""
         if self._examined is None:
-            self._examined = examine(self._config, self._version)
-            self._version = self._examined.version
+            self._examined = examine(self._model.config, self._opener.version)
+            self._opener.version = self._examined.version
         return self._examined
 
     def prepare(self, tell: ReportStep) -> Ready:
         try:
             return self._prepared(tell)
         finally:
-            self._weights = None
+            self._opener.weights = None
 
     def _prepared(self, tell: ReportStep) -> Ready:
-        if not self._settled:
+        if self.settled is None:
             self._settle()
-        if self._config.fake is not None:
+        if self._model.config.fake is not None:
             return self._ready(*self._fake(tell))
         key = self._kept_as = self._key()
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
@@ -279,11 +361,13 @@ class Loading:
         where they may not, or where it has to be opened again."""
         if self._unproven(opened):
             with self._turn:
-                proof = prove(opened[0], self._as_pictures(), on_device=bool(self._gpus))
+                proof = prove(opened[0], self._as_pictures(), on_device=bool(self._opener.gpus))
             self._conclude(opened, proof)
 
     def _unproven(self, opened: Sequence[Backend]) -> bool:
-        return self._proof.rule != RULE and must_be_proven(opened[0], self._config, declared=self._insists)
+        return self._proof.rule != RULE and must_be_proven(
+            opened[0], self._model.config, declared=self._model.insists
+        )
 
     def _conclude(self, opened: Sequence[Backend], proof: BatchProof) -> None:
         self._proof = proof
@@ -294,16 +378,16 @@ class Loading:
     def _runs_singly(self) -> bool:
         """Where the settings ask for batches, they have them although noise fails, or changes little."""
         proof = self._proof
-        if self._insists and proof.off <= SLIGHT:
+        if self._model.insists and proof.off <= SLIGHT:
             return False
-        return bool(proof.differs or (proof.untried and not self._insists))
+        return bool(proof.differs or (proof.untried and not self._model.insists))
 
     def _batch_as_proven(self) -> None:
         proof = self._proof
-        if self._runs_singly and self._config.max_batch != 1:
+        if self._runs_singly and self._model.config.max_batch != 1:
             why = proof.differs or f"it does not run on noise ({proof.untried}) and nothing sets max_batch"
-            self._config = singly(self._config, why)
-            self._signature = replace(self._signature, max_batch=1, unbatched=why)
+            signature = replace(self._model.signature, max_batch=1, unbatched=why)
+            self._model = replace(self._model, config=singly(self._model.config, why), signature=signature)
 
     def _doubt(self) -> str:
         """Returns what is doubtful about batches that the settings ask for."""
@@ -314,10 +398,10 @@ class Loading:
 
     def _believed(self, kept: Profile) -> Profile | None:
         """Returns the profile, unless its layout cannot have been chosen on this machine."""
-        self._place()
-        if is_possible(kept.layout, self._config, usable_cores(), len(self._gpus)):
+        self._opener.place(self._model.config)
+        if is_possible(kept.layout, self._model.config, usable_cores(), len(self._opener.gpus)):
             return kept
-        log.warning("profile-implausible", model=self._config.name, layout=str(kept.layout))
+        log.warning("profile-implausible", model=self._model.config.name, layout=str(kept.layout))
         return None
 
     def keep(self, profile: Profile) -> None:
@@ -332,10 +416,12 @@ class Loading:
 
     def _find_compiled(self) -> Compiled | None:
         """Returns what was compiled before, and loads it unless the model is compiled while it serves."""
-        for extension in asked_extensions(self._config):
+        for extension in asked_extensions(self._model.config):
             if extension.compiled:
                 find = extension.part(extension.compiled)
-                found: Compiled | None = find(self._config, self._version, self._kept_as, self._profiles)
+                found: Compiled | None = find(
+                    self._model.config, self._opener.version, self._kept_as, self._profiles
+                )
                 if found is not None and not self.behind:
                     found.bring()
                 return found
@@ -349,51 +435,31 @@ class Loading:
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
         self._settle()
-        self._config = config
-        self._signature = replace(
-            self._signature, max_batch=config.max_batch or 0, unbatched=config.unbatched
+        signature = replace(
+            self._model.signature, max_batch=config.max_batch or 0, unbatched=config.unbatched
         )
-        self.threads = threads
-        self._place()
+        self._model = replace(self._model, config=config, signature=signature)
+        self._opener.place(config, threads)
 
     def _settle(self) -> None:
         """Settles the settings with nothing left open. What is wrong is told before anything is loaded for
         good."""
-
-        def load(config: ModelConfig) -> Backend:
-            self._config = config
-            self._place()
-            backend = self.backend(0, 1, hurry=True)
-            self._weights = backend.weights() if isinstance(backend, SharesWeights) else None
-            return backend
-
-        given = self._config
-        found = self._examine()
-        config, signature, self._labels, seen, _ = try_out(found, load)
-        tried = _weights_for(config)
-        self._told = {}
-        settled = settle(config, signature, self._labels, seen, self._told)
-        self._config, self._signature, self._vision, self._finish = settled
-        if _weights_for(self._config) != tried:
-            self._weights = None  # it will not share them, and needs the room
-        if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
-            self._labels = {self._vision.outputs[0].name: self._vision.labels}
-        self._insists = self._insists or asks_for_batches(given, self._config, self._version)
-        self._settled = True
+        self._model = settled(self._examine(), self._model, self._opener, behind=self._may_compile_behind)
+        self.settled = self._model
 
     @property
     def _largest(self) -> int:
-        return max(1, self._signature.max_batch)
+        return max(1, self._model.signature.max_batch)
 
     @property
     def _slo(self) -> float:
-        policy = self._config.policy
+        policy = self._model.config.policy
         return policy.slo if isinstance(policy, Promise) else inf
 
     @property
     def behind(self) -> bool:
         """Its instances are loaded as plain ones, and are compiled while they serve."""
-        return self._may_compile_behind and self._config.pytorch.compiles_behind
+        return self._may_compile_behind and self._model.config.pytorch.compiles_behind
 
     # ---- instances --------------------------------------------------------------------------------------
 
@@ -407,34 +473,14 @@ class Loading:
         plain: bool = False,
     ) -> Backend:
         """Returns one more instance; how many threads it has was found out at the first."""
-        if self._aborted:
-            raise self._given_up()
-        threads = self.threads or backends.default_threads(count, usable_cores())
-        gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
-        fill = filling(self._config, self._vision)
-        calls = None if self._caller is None else self._caller(index)
-        plain = plain or self.behind
-        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
-        backend = backends.load(self._config, self._version, placement)
-        self._weights = None
-        self._backends.add(backend)
-        if self._aborted:
-            backend.close()
-            raise self._given_up()
-        return backend
+        return self._opener.open(self._model, index, count, tell, hurry=hurry, plain=plain or self.behind)
 
     def abort(self) -> None:
         """Ends from another thread what this one runs: it is not wanted any more, and may have no end."""
-        self._aborted = True
-        for backend in list(self._backends):
-            backend.abort()
-
-    def _given_up(self) -> CarpoolError:
-        return ModelError(f"{self._config.name}: the load was given up", reason="aborted")
+        self._opener.abort()
 
     def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
-        self.threads = layout.threads
-        self._place()
+        self._opener.place(self._model.config, layout.threads)
         opened: list[Backend] = []
         with closed_if_it_fails(opened):
             for index in range(layout.instances):
@@ -442,21 +488,16 @@ class Loading:
                 opened.append(self.backend(index, layout.instances, tell))
         return opened
 
-    def _place(self) -> None:
-        """Places instances beyond those that the settings ask for where the first ones went, in turn."""
-        devices = backends.devices(self._config)
-        self._gpus = places(self._config, devices) if devices else ()
-
     def choose(self, tell: ReportStep, earlier: Layout | None = None) -> Chosen:
         """Instances and threads: as the settings say, else as trying them says. Those of an `earlier` start
         stay where nothing is clearly better."""
-        self._place()
-        if not self._gpus:
+        self._opener.place(self._model.config)
+        if not self._opener.gpus:
             trying = Trying(
                 *(self._as_pictures(), self.open, self._now, self._turn), watch=self._watch, earlier=earlier
             )
-            return choose_on_cpu(self._config, usable_cores(), trying, tell)
-        self.threads = 1
+            return choose_on_cpu(self._model.config, usable_cores(), trying, tell)
+        self._opener.threads = 1
 
         def open_one(index: int) -> Backend:
             tell(f"loading instance {index + 1}")
@@ -465,16 +506,16 @@ class Loading:
                 self._prove([backend])
             return backend
 
-        if self.behind and not any(group.given for group in self._config.instances):
-            decodes = self._vision is not None and self._vision.encoded
-            return usual_on_gpus(self._gpus, open_one, decodes=decodes)
-        return choose_on_gpus(self._config, self._gpus, self._slo, open_one, self._measuring)
+        if self.behind and not any(group.given for group in self._model.config.instances):
+            decodes = self._model.vision is not None and self._model.vision.encoded
+            return usual_on_gpus(self._opener.gpus, open_one, decodes=decodes)
+        return choose_on_gpus(self._model.config, self._opener.gpus, self._slo, open_one, self._measuring)
 
     def _fake(self, tell: ReportStep) -> Opened:
         """Its curve is known: nobody need wait for it."""
-        assert self._config.fake is not None
-        layout = Layout(instance_count(self._config), 1)
-        curve = BatchCurve.parse(self._config.fake.curve, self._largest)
+        assert self._model.config.fake is not None
+        layout = Layout(instance_count(self._model.config), 1)
+        curve = BatchCurve.parse(self._model.config.fake.curve, self._largest)
         return self.open(layout, tell), Profile(layout, "as the settings say"), curve
 
     # ---- measuring --------------------------------------------------------------------------------------
@@ -483,19 +524,19 @@ class Loading:
         if self._profiles is None:
             return None
         try:
-            return profile_key(self._config, self._version)
+            return profile_key(self._model.config, self._opener.version)
         except (OSError, CarpoolError) as error:
-            log.warning("profile-not-stored", model=self._config.name, error=str(error))
+            log.warning("profile-not-stored", model=self._model.config.name, error=str(error))
             return None
 
     def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:
         """Returns the instances that it was measured with, if a few runs still take what it says. A
         provisional one is given up as soon as the machine is calm: models that run elsewhere have no other
         second look."""
-        model = self._config.name
-        curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
+        model = self._model.config.name
+        curve = kept.measured.curve(self._largest, self._model.config.pytorch.buckets)
         too_slow = curve.times[1] > self._slo
-        if too_slow and not self._config.slo_may_grow:  # nothing is rejected for what a file says
+        if too_slow and not self._model.config.slo_may_grow:  # nothing is rejected for what a file says
             return None
         promised = promised_batch(curve, self._slo) or 1
         wanted = {1, promised if curve.times[promised] < _CHECKED_S else 1}
@@ -538,13 +579,13 @@ class Loading:
 
     def _measure(self, tell: ReportStep, earlier: Layout | None = None) -> Opened:
         chosen = self.choose(tell, earlier)
-        self.threads = chosen.layout.threads
+        self._opener.threads = chosen.layout.threads
         opened = list(chosen.backends) or self.open(chosen.layout, tell)
         profile = Profile(chosen.layout, chosen.reason)
-        name, promises = self._config.name, isinstance(self._config.policy, Promise)
-        warm = bool(chosen.backends) and not self._gpus
+        name, promises = self._model.config.name, isinstance(self._model.config.policy, Promise)
+        warm = bool(chosen.backends) and not self._opener.gpus
         with closed_if_it_fails(opened):
-            if self._gpus or (self._vision is not None and self._vision.encoded):
+            if self._opener.gpus or (self._model.vision is not None and self._model.vision.encoded):
                 self._prove(opened)
             try:
                 measured = self._look(opened, tell, warm=warm)
@@ -562,7 +603,7 @@ class Loading:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
         log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
-        curve = measured.curve(self._largest, self._config.pytorch.buckets)
+        curve = measured.curve(self._largest, self._model.config.pytorch.buckets)
         memory = self._memory(opened, curve)
         return opened, replace(profile, measured=measured, memory=memory, measured_at=at), curve
 
@@ -573,16 +614,16 @@ class Loading:
             measuring = kept_bytes(opened)
             if measuring < MUCH_MEMORY:
                 return RunMemory(measuring, measuring)
-            piece = best_piece(curve, kind_of(self._config.backend), measuring)
+            piece = best_piece(curve, kind_of(self._model.config.backend), measuring)
             images = min(piece, curve.points[-1][0])
             return RunMemory(measuring, batch_bytes(self._measuring(opened), images))
 
     def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
-        effort = FOR_FIRST_ANSWERS if self.behind else FOR_DEVICES if self._gpus else FOR_SERVING
+        effort = FOR_FIRST_ANSWERS if self.behind else FOR_DEVICES if self._opener.gpus else FOR_SERVING
         measuring = self._measuring(opened, effort, warm=warm)
         if self.behind:
             measuring.once(1)  # what is made for the first picture only is not worth measuring
-        wanted = self._config.pytorch.buckets or sizes(self._largest)
+        wanted = self._model.config.pytorch.buckets or sizes(self._largest)
 
         def begins(images: int) -> None:
             tell(f"measuring batches of {images}")
@@ -622,7 +663,7 @@ class Loading:
         self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
     ) -> Measuring:
         """Measures with pictures, where the device decodes them."""
-        encoded = self._vision is not None and self._vision.encoded
+        encoded = self._model.vision is not None and self._model.vision.encoded
         picture = sample_picture() if encoded else None
         return Measuring(
             *(opened, self._as_pictures(), effort),
@@ -633,22 +674,23 @@ class Loading:
         )
 
     def _as_pictures(self) -> Signature:
-        return as_pictures(self._signature, self._vision)
+        return as_pictures(self._model.signature, self._model.vision)
 
     def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
         with closed_if_it_fails(opened):
-            config, grown = keepable(self._config, curve, provisional=bool(profile.provisional))
+            config, grown = keepable(self._model.config, curve, provisional=bool(profile.provisional))
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         busy = {PROVISIONAL: profile.provisional} if profile.provisional else {}
         busy |= {UNBATCHED: config.unbatched} if config.unbatched else {}
-        config = self._config = replace(config, parameters={**config.parameters, **self._told, **busy})
+        config = replace(config, parameters={**config.parameters, **self._model.told, **busy})
+        self._model = replace(self._model, config=config)
         piece = best_piece(curve, kind_of(config.backend), profile.memory.measuring)
-        told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
+        told = SAMPLE_TOLD if self._model.vision is not None and self._model.vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
-        if why := self._signature.why_unbatched():
+        if why := self._model.signature.why_unbatched():
             said += (f"{why[0].upper()}{why[1:]}.",)
         if why := config.unbatched:
             log.warning("batches-off", model=config.name, why=why, help=BATCH_HELP)
@@ -659,7 +701,7 @@ class Loading:
             said += tuple(opened[0].notes)
         for sentence in said:
             log.debug("choice", model=config.name, why=sentence)
-        signature, labels, vision = self._signature, self._labels, self._vision
+        signature, labels, vision = self._model.signature, self._model.labels, self._model.vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
 
 

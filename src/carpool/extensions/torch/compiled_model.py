@@ -44,30 +44,20 @@ def compile_model(source: ModelSource, out: Path | None, tell: Callable[[str], N
         raise InvalidInput(f"{config.name}: it has no file")
     if config.pytorch.compile == "before-ready":  # the same code, for servers that compile behind as well
         config = replace(config, pytorch=replace(config.pytorch, compile="default"))
-    settled = _Settled(config, version)
-    ready = settled.prepare(tell)
+    loading = Loading(config, version, behind=True)  # as the runner loads it
+    ready = loading.prepare(tell)
+    assert loading.settled is not None
     try:
-        return _compile(settled, ready, out or version.file.parent, tell)
+        return _compile(loading.settled.config, version, ready, out or version.file.parent, tell)
     finally:
         ready.close()
 
 
-class _Settled(Loading):
-    """As the runner loads it. `settled` are its settings before anything was measured: what keys are of."""
-
-    settled: ModelConfig
-
-    def __init__(self, config: ModelConfig, version: ModelVersion) -> None:
-        super().__init__(config, version, behind=True)
-        self.version = version
-
-    def _settle(self) -> None:
-        super()._settle()
-        self.settled = self._config
-
-
-def _compile(loading: _Settled, ready: Ready, out: Path, tell: Callable[[str], None]) -> CompiledModel:
-    config, version = loading.settled, loading.version
+def _compile(
+    config: ModelConfig, version: ModelVersion, ready: Ready, out: Path, tell: Callable[[str], None]
+) -> CompiledModel:
+    """Compiles for each batch size; `config` are the settings before anything was measured: what keys are
+    of."""
     found: dict[int, list[CompiledSize]] = {}
     for size in config.pytorch.buckets or (1,):
         tell(f"compiling for batches of {size}")

@@ -18,7 +18,9 @@ from carpool.link.catalog import ModelEntry
 class LoadsHere(Protocol):
     """Defines how the instances of a version are made in the runner, as `Loading` does it for batches."""
 
-    threads: int | None  # of an instance
+    @property
+    def threads(self) -> int | None:
+        """Returns those of an instance."""
 
     def prepare(self, tell: ReportStep) -> Ready:
         """Returns warm and measured instances."""
