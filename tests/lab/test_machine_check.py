@@ -12,6 +12,7 @@ import pytest
 
 from carpool.compiling import form, other_form
 from carpool.config.backend_kinds import BackendKind
+from carpool.config.server import apis
 from carpool.lab import machine_check
 from carpool.lab.machine_check import Finding, State, check_machine
 from cli_run import run_cli
@@ -114,3 +115,10 @@ def test_the_command(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["wrong"] == 1
     assert {"area", "name", "state", "says", "advice"} == set(report["findings"][0])
+
+
+def test_protocols_of_other_tools_with_the_address_to_type(tmp_path: Path) -> None:
+    name, address = next(iter(apis().items()))
+    found = one(check_machine(place(tmp_path, CARPOOL_API=name, CARPOOL_HTTP_PORT="18000")), name)
+    assert found.area == "apis"
+    assert address.format(url="http://localhost:18000") in found.says
