@@ -99,6 +99,8 @@ def test_metadata_that_the_layers_contradict_is_named(tmp_path: Path) -> None:
         ({"ensure_multiple_of": 14}, ("resize",)),
         ({"do_pad": True}, ("resize",)),  # OWLv2
         ({"do_pad": True, "image_processor_type": "DetrImageProcessor"}, ()),
+        ({"do_pad": True, "image_processor_type": "Owlv2ImageProcessor"}, ("kernel",)),
+        ({"do_pad": False, "image_processor_type": "Owlv2ImageProcessor"}, ("resize",)),
         ({"do_resize": False}, ("resize",)),
         ({"do_center_crop": True, "crop_size": 56}, ("resize",)),  # squeezed to 64 × 64, then cut
         ({"image_processor_type": "LevitImageProcessor"}, ("resize",)),
@@ -120,6 +122,14 @@ def test_no_field_of_a_processor_is_passed_over(
     settled = 'resize = "crop"\nscale = 1.0\nmean = [0]\nkernel = "area"\n'
     (tmp_path / "model.toml").write_text(f'file = "m.onnx"\n[image]\n{settled}')
     assert vision(file).assumed == ()
+
+
+def test_owlv2_pads_to_a_square_below_and_at_the_right(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
+    said_by_it = {**PREPARED, "do_pad": True, "image_processor_type": "Owlv2ImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said_by_it))
+    image = vision(classifier(tmp_path / "m.onnx")).image
+    assert (image.resize, image.anchor, image.pad) == ("letterbox", "top_left", 0)
 
 
 def test_units_and_channels_that_nothing_says(tmp_path: Path) -> None:

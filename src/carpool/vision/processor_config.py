@@ -78,7 +78,9 @@ def _kind(settings: Settings) -> str:
 
 
 def _doubts(settings: Settings, size: tuple[int, int] | None, image: Settings) -> Iterator[str]:
-    if "resize" in image and not _follows(settings, size or (0, 0)):
+    if image.get("resize") == "letterbox":
+        yield "kernel"  # it blurs with a Gauss filter of its own before it resizes
+    elif "resize" in image and not _follows(settings, size or (0, 0)):
         yield "resize"
     for name, value in settings.items():
         if name not in _KNOWN and value not in (None, False) and re.fullmatch(r"\w{1,40}", name, re.ASCII):
@@ -117,10 +119,18 @@ def _to_shortest(settings: Settings) -> bool:
     return "max_size" in settings or _kind(settings) in (*_TO_SHORTEST, *_PADS_A_BATCH)
 
 
+def _pads_to_square(settings: Settings, size: tuple[int, int]) -> bool:
+    """Returns whether pictures get black at the right or below until they are square, as OWLv2's do."""
+    asked = settings.get("do_pad", True) and settings.get("do_resize", True)
+    return _kind(settings) == "Owlv2" and asked is True and size[0] == size[1]
+
+
 def _fitted(settings: Settings) -> tuple[tuple[int, int] | None, dict[str, Any]]:
     """Returns the input's size, and how pictures come into it. A processor that keeps their proportions and
     cuts nothing off makes inputs of many sizes, which says nothing of a model that takes one."""
     size = sides_of(settings.get("size"))
+    if size and _pads_to_square(settings, size):
+        return size, {"resize": "letterbox", "anchor": "top_left", "pad": 0}
     if settings.get("do_center_crop"):
         cut = sides_of(settings.get("crop_size"))
         if size and cut == size and not _to_shortest(settings):
