@@ -31,6 +31,7 @@ def names(section: str, key: str) -> bool:
 
 
 @in_whole_server
+@in_whole_server
 def test_every_variable_and_its_default() -> None:
     rows = dict(re.findall(r"^\| `(CARPOOL_\w+)` \| ([^|]+?) \|", TEXT, re.MULTILINE))
     assert rows.keys() == variables().keys()

@@ -34,6 +34,7 @@ def loaded(text: str, folder: Path) -> set[str]:
 
 
 @needs("cache")
+@needs("cache")
 def test_settings_are_imported_where_their_keys_stand(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"")
@@ -42,6 +43,7 @@ def test_settings_are_imported_where_their_keys_stand(tmp_path: Path) -> None:
     assert loaded("[cache]\nttl_s = 5", tmp_path) == {"cache"}
 
 
+@needs("cache")
 @needs("cache")
 def test_a_key_has_one_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("slo_ms", "cache"):
@@ -65,6 +67,7 @@ def test_what_a_manifest_says_of_settings(extension: Extension) -> None:
 
 
 @needs("cache", "text")
+@needs("cache")
 def test_what_does_not_go_together_names_the_key() -> None:
     with pytest.raises(ConfigError, match=r"model\.toml: response_cache does not go with \[generate\]"):
         toml_config("response_cache = true\n[generate]", Path("m/model.toml"))

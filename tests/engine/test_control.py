@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from absent import needs
 from carpool.engine.engine import Engine
 from carpool.engine.fleet.fleet import Publisher
 from carpool.errors import (
@@ -246,6 +247,7 @@ def test_versions_come_and_go_and_the_others_are_not_touched(tmp_path: Path, sta
     run(story())
 
 
+@needs("cache")
 def test_only_the_version_whose_files_changed_is_loaded_again(tmp_path: Path, stage: Stage) -> None:
     folder = model(tmp_path, v1=1.0, v2=2.0)
 

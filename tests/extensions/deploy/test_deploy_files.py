@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from absent import needs
 from carpool.config.server import variables
 from carpool.observe.prometheus import FAMILIES
 from extensions.deploy.manifests import DEPLOY, documents, pods, problems
@@ -66,6 +67,7 @@ def test_the_operator_has_the_same_rules() -> None:
     assert rule["spec"]["groups"] == groups
 
 
+@needs("rollout")
 def test_rules_and_the_dashboard_name_metrics_that_exist() -> None:
     texts = [path.read_text() for path in (DEPLOY / "monitoring").glob("*.yml")]
     texts.append((KUBERNETES / "components" / "grafana" / "dashboard.json").read_text())
@@ -116,6 +118,7 @@ def test_the_variables_of_the_base_are_settings() -> None:
     assert {each["name"] for each in container["env"]} <= variables().keys()
 
 
+@needs("rollout")
 def test_the_variables_of_components_are_settings() -> None:
     found = [
         each["name"]

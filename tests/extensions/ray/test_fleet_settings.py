@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from absent import needs
 from carpool.errors import ConfigError
 from carpool.extensions.ray.fleet_settings import FleetSettings
 
@@ -17,6 +18,7 @@ def read(**given: Any) -> FleetSettings:
     return FleetSettings.read({"models": "/models", **given})
 
 
+@needs("cache")
 def test_as_python_says_it_and_as_a_command_line_does() -> None:
     told = read(slo_ms=50, replicas=(2, 8), port=0, cores=2, options={"cache_mb": 64})
     typed = read(slo_ms="50", replicas="2,8", port="0", cores="2", options={"cache-mb": "64"})
@@ -26,6 +28,7 @@ def test_as_python_says_it_and_as_a_command_line_does() -> None:
     assert read(models=Path("s3://bucket/models")).models == ("s3://bucket/models",)
 
 
+@needs("cache")
 def test_it_can_be_written_down() -> None:
     told = read(slo_ms=50, replicas=(2, 8), options={"cache_mb": 64})
     assert told.written() == {
@@ -49,6 +52,7 @@ def test_paths_are_made_whole_where_they_were_written(
         read(models="modells").from_here()
 
 
+@needs("cache")
 def test_a_replica_runs_on_ports_of_its_own() -> None:
     words = read(slo_ms=50, drain_s=12).arguments("10.0.0.1")
     assert words[:2] == ["serve", "/models"]

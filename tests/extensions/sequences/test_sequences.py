@@ -504,7 +504,7 @@ def test_what_is_wrong_with_settings_is_said(tmp_path: Path, sequences: str, wor
 @pytest.mark.parametrize(
     ("head", "words"),
     [
-        ("response_cache = true", "a cache"),
+        *rows("cache", ("response_cache = true", "a cache")),
         *rows("rollout", ("[rollout]\ncanary = 0.1", "a rollout")),
         ('task = "detect"', "a task for images"),
     ],
