@@ -316,3 +316,23 @@ def test_addresses_that_are_not_public(found: str) -> None:
 )
 def test_addresses_that_are_public(found: str) -> None:
     assert is_public(found)
+
+
+@pytest.mark.usefixtures("addresses")
+def test_an_authorization_is_for_the_host_of_the_address_alone(
+    pictures: Scripted, addresses: dict[str, list[str]]
+) -> None:
+    other = "other.example"
+    addresses[other] = ["127.0.0.1"]
+    port = port_of(pictures)
+
+    async def fetched() -> None:
+        fetcher = PictureFetcher((f"{NAME}:{port}", f"{other}:{port}"), 1 << 20)
+        for place in (f"http://{NAME}:{port}/b", f"http://{other}:{port}/b"):
+            pictures.replies += [Said(302, fields={"Location": place}), Said(body=b"image")]
+            assert await fetcher.start(address(pictures, "/a"), 10.0, "", "Token secret") == b"image"
+        fetcher.close()
+
+    asyncio.run(fetched())
+    sent = [(one.path, one.fields.get("authorization")) for one in pictures.asked]
+    assert sent == [("/a", "Token secret"), ("/b", "Token secret"), ("/a", "Token secret"), ("/b", None)]
