@@ -259,13 +259,13 @@ class PipelineRun:
         """Returns what the model's outputs mean, for each item; in a thread, where that takes long."""
         base, keep = at.number == self._graph.base, self._graph.steps[at.number].keep
         answers: list[Document] = [{} for _ in state.items]
+        options, model = self.options_of(at.number), at.model
+        if keep.score and options.score is None:  # else the model's own would apply before it
+            options = replace(options, score=keep.score)
         for request in state.requests:
             assert request.answer is not None
             outputs = request.answer.outputs
             for place, number in enumerate(request.items):
-                options, model = self.options_of(at.number), at.model
-                if keep.score and options.score is None:  # else the model's own would apply before it
-                    options = replace(options, score=keep.score)
                 geometry = self.pictures.geometry if base else request.geometries[place]
                 asked = partial(model.answer, model.of_one(outputs, place), geometry)
                 answer = self.said(at.number, asked, options)
