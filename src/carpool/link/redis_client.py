@@ -34,12 +34,12 @@ Then = Callable[[Any], None]
 _PROBE_S = 1.0  # for a connection, TLS and the server's welcome
 _MOST_UNSENT = 1 << 20  # bytes; what comes on top is not written
 _MOST_WAITING = 4096  # commands without a reply
-_MOST_REPLY = 16 << 20  # bytes: nobody wrote that here
+_MOST_REPLY = 16 << 20  # bytes: servers write less
 _LONGEST_LINE = 4096  # bytes
 _MOST_MARK = 64  # bytes
 _FORMAT = b"cpl1"
 _HEAD = struct.Struct(">4s16sQ")  # the format, the digest, and when it ends: seconds since 1970
-_CLOCKS_DIFFER_S = 3600  # between two machines, at most: what ended earlier was put back by somebody
+_CLOCKS_DIFFER_S = 3600  # between two machines, at most: what ended earlier was put back by another program
 _CODE = re.compile(r"[A-Z]{2,16}\b")
 _NEVER = 1 << 40  # seconds since 1970
 _SWAP = (
@@ -70,7 +70,7 @@ def shared_store(
 
 
 class SharedStore:
-    """Offers `get` and `put` of one loop. `up`: the server is there, and knows us."""
+    """Offers `get` and `put` of one loop. `up`: the server is there, and has accepted the connection."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class SharedStore:
 
     def document(self, name: str, then: Then) -> None:
         """`then` gets it as it lies there, for `swap_document`, and as it was written: (None, None) if there
-        is none, (bytes, None) if it was not written here, and nothing else but None if nobody answers."""
+        is none, (bytes, None) if it was not written here, and nothing else but None without a reply."""
 
         def opened(reply: Any) -> tuple[bytes | None, bytes | None] | None:
             if isinstance(reply, bytes):
@@ -169,7 +169,7 @@ class SharedStore:
             link.ask(PendingCommand(None, None, 0.0), (b"SET", self._name(key), sealed, b"PX", lasts))
 
     def close(self) -> None:
-        """Whoever waits is told None."""
+        """Open questions get None."""
         self._closed = True
         if self._probing is not None:
             self._probing.cancel()
@@ -228,7 +228,7 @@ class SharedStore:
             _log.warning("shared-cache-down", where=self._address.where, why=why)
         self._probe()
 
-    # ---- told by the connection
+    # ---- called by the connection
 
     def answered(self) -> None:
         self._breaker.answered()
@@ -247,7 +247,7 @@ class SharedStore:
             self._link = None
             self._down(why)
 
-    # ---- names and values: whoever lacks the secret can neither find nor make one
+    # ---- names and values: without the secret they can neither be found nor made
 
     def _name(self, key: bytes) -> bytes:
         return b"carpool:" + blake2b(key, digest_size=16, key=self._key, person=b"name").hexdigest().encode()
@@ -276,28 +276,28 @@ class SharedStore:
 
 
 class PendingCommand:
-    """A command whose reply somebody waits for until `due`; nobody any more, or ever, without `then`."""
+    """Represents a command whose reply is waited for until `due`; without `then`, it is not waited for."""
 
     __slots__ = ("due", "read", "then")
 
     def __init__(self, read: Callable[[Any], Any] | None, then: Then | None, due: float) -> None:
-        self.read = read  # makes of a reply what is told
+        self.read = read  # makes of a reply what `then` gets
         self.then = then
         self.due = due
 
-    def told(self, loop: asyncio.AbstractEventLoop, value: Any) -> None:
+    def answered(self, loop: asyncio.AbstractEventLoop, value: Any) -> None:
         then, self.then = self.then, None
         if then is not None:
             try:
                 then(value)
-            except Exception as error:  # whoever asked next still has to be told
+            except Exception as error:  # the next question still has to get its reply
                 loop.call_exception_handler(
                     {"message": "a shared response was not accepted", "exception": error}
                 )
 
 
 class Unwelcome(Exception):
-    """The server does not want us."""
+    """The server rejects the connection."""
 
 
 class _Link(asyncio.Protocol):
@@ -311,7 +311,7 @@ class _Link(asyncio.Protocol):
         self._leaving: list[bytes] = []
         self._leaving_bytes = 0
         self._replies: deque[PendingCommand] = deque()  # to come, in this order
-        self._due: deque[PendingCommand] = deque()  # those that somebody waits for
+        self._due: deque[PendingCommand] = deque()  # those that are waited for
         self._timer: asyncio.Handle | None = None
         self._greeting: deque[asyncio.Future[None]] = deque()
 
@@ -372,7 +372,7 @@ class _Link(asyncio.Protocol):
 
     def _read_first(self) -> None:
         """Where the loop itself was late, replies may lie there unread. It has read them by its next turn but
-        one: nobody is told before that there is no answer."""
+        one: a question counts as unanswered only then."""
         self._timer = self._loop.call_soon(self._give_up)
 
     def _give_up(self) -> None:
@@ -380,7 +380,7 @@ class _Link(asyncio.Protocol):
         while self._due and self._due[0].due <= time_now:
             asked = self._due.popleft()
             if asked.then is not None:
-                asked.told(self._loop, None)
+                asked.answered(self._loop, None)
                 if self._store.timed_out(asked):
                     self.drop("timeouts")
                     return
@@ -414,7 +414,7 @@ class _Link(asyncio.Protocol):
         asked = self._replies.popleft()
         if asked.then is not None and asked.read is not None:
             self._store.answered()
-            asked.told(self._loop, asked.read(reply))
+            asked.answered(self._loop, asked.read(reply))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.drop("connection lost")
@@ -434,7 +434,7 @@ class _Link(asyncio.Protocol):
         waiting, self._due = self._due, deque()
         self._replies.clear()
         for asked in waiting:
-            asked.told(self._loop, None)
+            asked.answered(self._loop, None)
 
 
 def _read_reply(data: bytearray) -> tuple[Any, int] | None:

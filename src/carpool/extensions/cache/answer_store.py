@@ -1,11 +1,11 @@
-"""Answers as they leave, kept in memory: the least recently used go when the bytes are more than allowed.
+"""Stores answers as they leave, in memory: the least recently used go when the bytes are more than allowed.
 
-What is asked for once is never kept. A table of 32,768 places remembers digests that were seen; an answer is
-kept when its digest is met there the second time, so that traffic without repeats takes no memory and makes
-nobody leave. S3-FIFO would keep a little more of some traces, and is not worth a second queue before one of
-those is seen.
+What is asked for once is never stored. A table of 32,768 places remembers digests that were seen; an answer
+is stored when its digest is met there the second time, so that traffic without repeats takes no memory and
+evicts nothing. S3-FIFO would have a few more hits on some traces, and is not worth a second queue before one
+of those is measured.
 
-What was asked is kept, too, while a quarter of the memory is enough for it: to compare 100 KB takes a tenth
+What was asked is stored, too, while a quarter of the memory is enough for it: to compare 100 KB takes a tenth
 of the time of their keyed digest. For the rest that digest says whether a request is the same.
 """
 
@@ -26,7 +26,7 @@ _OVERHEAD = 512  # bytes of an entry besides its answer: what Python takes for i
 
 
 class Owner(Protocol):
-    """Defines whose entry it is: told when it comes and goes."""
+    """Defines the owner of an entry, which is called when the entry comes and goes."""
 
     def entered(self, size: int) -> None: ...
     def left(self, size: int, why: str) -> None: ...
@@ -46,7 +46,7 @@ class Entry:
         return len(self.kept.body) + _OVERHEAD
 
     def is_same(self, said: bytes, pieces: Sequence[Buffer]) -> bool:
-        """Returns whether it is the same, while what was asked is kept."""
+        """Returns whether it is the same, while what was asked is stored."""
         mine = self.asked
         return mine is not None and said == mine[0] and same_bytes(mine[1:], pieces)
 
@@ -65,7 +65,7 @@ def same_bytes(some: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
 
 class Doorkeeper:
     """Which digests were seen lately: 128 KB, whatever comes. Each has one place, where the last counts. Half
-    of a digest's bits are enough: whoever is taken for another is kept once for nothing."""
+    of a digest's bits are enough: a request that is taken for another is stored once for nothing."""
 
     def __init__(self) -> None:
         self._places = array("I", bytes(4 * PLACES))
@@ -94,7 +94,7 @@ class AnswerStore:
     def __init__(self, room: Room) -> None:
         self._room = room
         self.entries: OrderedDict[int, Entry] = OrderedDict()
-        self._asked: OrderedDict[int, int] = OrderedDict()  # bytes of what was asked, where it is kept
+        self._asked: OrderedDict[int, int] = OrderedDict()  # bytes of what was asked, where it is stored
         self._asked_used = 0
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Defines what makes two requests the same one, and how quickly and how surely that is told.
+"""Defines what makes two requests the same one, and how quickly and how surely that is found out.
 
 A fast digest looks, a keyed one confirms: only what is known already pays for the second, and nobody who does
 not know the key can make two requests whose answers are taken for each other. What a request says is in the
@@ -23,7 +23,7 @@ from carpool.vision.picture_answers import Options
 from carpool.wire.head import Buffer, RequestHead
 
 FORMAT = 2
-"""Of keys and kept answers: another one shares nothing."""
+"""Of keys and stored answers: another one shares nothing."""
 
 IN_KEY = {
     "RequestHead": ("inputs", "outputs", "options", "binary_output"),

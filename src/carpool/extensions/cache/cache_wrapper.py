@@ -1,11 +1,10 @@
-"""Implements the feature of models whose answers are kept: one look for each request, and one computation for
-all that ask the same at once.
+"""Looks for the answer to each request, and computes one answer for all identical requests at once.
 
     known? ──► answered
       │ no: is it being computed? ──► waits for that answer
       │ no: a picture of this source that shows the same? ──► answered, or waits for that one's answer
       │ no: do other servers know it? ──► answered, if they say so in time
-      └ no: it goes its way, and its answer is kept
+      └ no: it goes its way, and its answer is stored
 
 Everything runs in the loop's thread; digests of long bodies and thumbnails are made in others.
 """
@@ -70,8 +69,8 @@ class CacheWrapper:
         entry, content = request.entry, request.content
         assert content is not None
         # What its client sent beside a picture is no part of what identifies it.
-        told_headers = request.service.forward is not None and entry.signature.told
-        beside = told_headers and isinstance(content, SentPictures)
+        with_headers = request.service.forward is not None and entry.signature.told
+        beside = with_headers and isinstance(content, SentPictures)
         if NAME not in entry.extra or not request.reply.form or beside:
             self.inner(request)
             return
@@ -84,20 +83,20 @@ class Lookup(Listener):
     """Leads one request from the look to its answer."""
 
     __slots__ = (
-        *("_began", "_bytes", "_caches", "_computing", "_content", "_engine", "_entry", "_fast"),
+        *("_began", "_bytes", "_caches", "_computing", "_content", "_entry", "_fast"),
         *("_in_slot", "_keep", "_model", "_over", "_passed_on", "_question", "_reply", "_request", "_said"),
-        *("_seen", "_source", "_status", "_sure", "_timer", "abandoned", "follows", "joined"),
+        *("_seen", "_source", "_status", "_sure", "_timer", "_wrapper", "abandoned", "follows", "joined"),
     )
 
-    def __init__(self, engine: CacheWrapper, request: Request, content: Content) -> None:
-        self._engine = engine
+    def __init__(self, wrapper: CacheWrapper, request: Request, content: Content) -> None:
+        self._wrapper = wrapper
         self._request = request
-        self._entry = request.entry  # for which the answer is kept
+        self._entry = request.entry  # for which the answer is stored
         self._reply = request.reply  # which encodes the answer also when its client has left
         self._content = content
         self._in_slot = content.slot is not None  # the bytes that are compared lie there
-        self._caches = engine.caches
-        self._model = engine.caches.of(request.entry)
+        self._caches = wrapper.caches
+        self._model = wrapper.caches.of(request.entry)
         self._question = _question(request, content)
         self._began = monotonic()
         self._passed_on = False  # to what computes it
@@ -120,7 +119,7 @@ class Lookup(Listener):
 
     def begin(self) -> None:
         """Answer it, wait for what will, or pass it on, which may raise."""
-        looked: Looked | None = self._reply.looked  # type: ignore[assignment]  # whoever looks for it, looks here
+        looked: Looked | None = self._reply.looked  # type: ignore[assignment]
         if looked is None:
             looked = self._caches.known(self._model, self._question, self._began)
         if looked is None:
@@ -129,7 +128,7 @@ class Lookup(Listener):
         elif self._find(looked):
             return
         self._passed_on = True
-        self._engine.inner(self._request)
+        self._wrapper.inner(self._request)
 
     def _find(self, looked: Looked) -> bool:
         """True: it is answered, or will be. False: it goes its way."""
@@ -161,7 +160,7 @@ class Lookup(Listener):
         return sum(map(len, self._question.pieces))
 
     def _make_sure(self, looked: Looked, entry: Entry | None) -> bool:
-        """Takes the keyed digest, of what may be known or will be kept."""
+        """Takes the keyed digest, of what may be known or will be stored."""
         digests, text, pieces = self._caches.digests, self._said.text, self._question.pieces
         if self._size <= _AT_ONCE:
             if self._keep:
@@ -190,7 +189,7 @@ class Lookup(Listener):
         return True
 
     def is_same(self, other: Lookup) -> bool:
-        """Returns whether both are the same, told from their bytes, which both still have."""
+        """Returns whether both are the same, by their bytes, which both still have."""
         if (self._in_slot and self._content.gone) or other._said.text != self._said.text:
             return False
         return same_bytes(self._question.pieces, other._question.pieces)
@@ -309,8 +308,8 @@ class Lookup(Listener):
 
     def _ask_others(self) -> bool:
         """Pictures are decoded meanwhile: an answer counts while they are. Tensors wait, but not for long,
-        and only while others know enough of them; what comes later is still kept here.
-        How old an answer is, nobody says: whoever wants a newer one than they all are does not ask."""
+        and only while others know enough of them; what comes later is still stored here.
+        Other servers do not say how old an answer is: a request that wants a newer one asks none of them."""
         shared, wish = self._caches.shared, self._question.wish
         if shared is None or not self._sure or not wish.look or wish.max_age < self._model.settings.ttl_s:
             return False
@@ -379,11 +378,11 @@ class Lookup(Listener):
 
     def _pass_on(self) -> None:
         self._passed_on = True
-        self._request.go(self._engine.inner)
+        self._request.go(self._wrapper.inner)
 
     def _answer(self, kept: EncodedAnswer, status: CacheStatus) -> bool:
-        """It was there; whoever waits for this request has it, too. False: its own client has it not, since
-        it has left, or the engine has the request already, whose answer is as near."""
+        """It was there; the requests that wait for this one have it, too. False: its own client has it not,
+        since it has left, or the engine has the request already, whose answer is as near."""
         others = self.end()
         ends = not (self._over or self._content.sent)
         try:
@@ -411,8 +410,8 @@ class Lookup(Listener):
         request.answer_from(self, Answer())
 
     def answered(self, request: Request, answer: Answer) -> Answer:
-        """It was computed: keep it, and give it to those who joined. Of most that nobody asked for before,
-        nothing is kept."""
+        """It was computed: it is stored, and given to those that joined. Of a request that comes for the
+        first time nothing is stored."""
         self._over = True
         self._stop_following()
         others, kept = self.end(), None
@@ -472,7 +471,7 @@ class Lookup(Listener):
         return False
 
     def end(self) -> Iterable[Lookup]:
-        """Nobody can join any more. Those who have."""
+        """Returns those that have joined; no other can from here on."""
         if not self._computing:
             return ()
         self._computing = False
@@ -503,7 +502,7 @@ def _question(request: Request, content: Content) -> Question:
 
 
 def _read_value(value: bytes) -> EncodedAnswer | None:
-    """Returns what another server kept; None for what is no such thing."""
+    """Returns what another server stored; None for what is no such thing."""
     if len(value) < _VALUE.size:
         return None
     number, length = _VALUE.unpack_from(value)

@@ -1,4 +1,4 @@
-"""Implements `carpool cache`: what a running server keeps of a model's answers, and to drop it."""
+"""Implements `carpool cache`: what a running server stores of a model's answers, and to drop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the caches of one front end: what is kept for each model, in how much memory, and how it is
+"""Holds the caches of one front end: what is stored for each model, in how much memory, and how it is
 counted."""
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ModelCache:
         if head.plain or not head.inputs:  # others may hold what was sent, as long as they are kept
             if len(self._described) >= _MOST_DESCRIBED:
                 self._described.clear()
-            # Both are kept, so that nothing else can get their numbers.
+            # Both are retained, so that nothing else can get their numbers.
             self._described[key] = made, head, options
         return made
 
@@ -204,7 +204,7 @@ class ModelCache:
 
     @property
     def holds_back(self) -> bool:
-        """Returns whether the gate's no waits until the request was looked up."""
+        """Returns whether a rejection by the gate waits until the request was looked up."""
         return self._hits * _WORTH_READING >= max(1, self._looks)
 
 
@@ -214,11 +214,12 @@ def exact_hit(entry: Entry, now: float) -> Hit:
 
 
 class Caches:
-    """Holds the caches of one front end. What looks is made when the first model comes that keeps answers.
+    """Holds the caches of one front end. What looks is made for the first model whose answers are cached.
 
-    What is shared has its model's mark in the key: a word that whoever clears a model's answers renews, for
-    all servers. While it is not known, nothing of that model is shared. To delete what there is instead, a
-    server would have to walk through all that Redis holds, and could not reach what others keep themselves.
+    What is shared has its model's mark in the key: a word that is renewed, for all servers, when the model's
+    answers are cleared. While it is not known, nothing of that model is shared. To delete what there is
+    instead, a server would have to walk through all that Redis holds, and could not reach what others have in
+    their own memory.
     """
 
     digests: Digests
@@ -244,7 +245,7 @@ class Caches:
         found = self._models.get(entry.key)
         if found is None or found.entry is not entry:
             self._forget(entry.key, "reload")
-            if self._parts is not None:  # the first that keeps answers
+            if self._parts is not None:  # the first whose answers are cached
                 self.digests, self.doorkeeper, self._parts = Digests(self._parts.secret), Doorkeeper(), None
                 if self._noting is None and self.shared is not None:
                     self._note(self.shared)
@@ -271,7 +272,7 @@ class Caches:
             entry = self.store.get(fast, now) if wish.look and fast in self.store.entries else None
             if entry is not None and now - entry.at <= wish.max_age:
                 if not entry.is_same(said.text, pieces):
-                    return Looked(said, fast, entry=entry)  # whether it is the same is still to be told
+                    return Looked(said, fast, entry=entry)  # whether it is the same is still to be found out
                 return Looked(said, fast, exact_hit(entry, now), model.is_audited(None, now))
             if fast in self.computing:
                 return Looked(said, fast)
@@ -346,8 +347,8 @@ class Caches:
             self.similar.clear(model.prefix)
 
     def is_current(self, model: ModelCache) -> bool:
-        """An answer that another version may have computed must not be kept for this one, nor one to what was
-        asked before all were cleared."""
+        """Returns whether answers may be stored for this version: not those that another may have computed,
+        nor those to what was asked before all were cleared."""
         entry = model.entry
         known = self._entries.get((entry.name, entry.version)) is entry
         return known and self._models.get(entry.key) is model
@@ -393,7 +394,7 @@ class Caches:
             shared.mark(name, partial(self._marked, shared, name))
 
     def _marked(self, shared: SharedAnswers, name: str, word: bytes | None) -> None:
-        """A server with little memory may have dropped a mark. Then it is told again: without one, what was
+        """A server with little memory may have dropped a mark. Then it is set again: without one, what was
         cleared would be back."""
         known = self.marks.get(name)
         if word is None or word == known:

@@ -1,4 +1,4 @@
-"""Implements the routes of caches: what is kept of a model's answers, and how to clear it."""
+"""Implements the routes of caches: what is stored of a model's answers, and how to clear it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _clear(service: HttpService, exchange: Exchange, variables: Variables) -> No
 
 
 def _caches(service: HttpService) -> Caches | None:
-    """Returns those of this front end; None where no model's answers were ever kept."""
+    """Returns those of this front end; None where no model's answers were ever cached."""
     state = service.parts.state_of(NAME)
     return state if isinstance(state, Caches) else None
 
 
 def _document(entry: ModelEntry, table: Table, *, is_shared: bool) -> dict[str, Any]:
-    """`settings` is None for a model whose answers are not kept, `shared` where servers share none."""
+    """`settings` is None for a model whose answers are not cached, `shared` where servers share none."""
     counts = cache_counts(table.cells(CounterRow(*entry.row)))
     settings = entry.extra["cache"]["settings"] if "cache" in entry.extra else None
     shared = shared_cache_counts(table.server()) if is_shared else None

@@ -1,4 +1,4 @@
-"""[cache] of model.toml: which answers are kept, and for how long. Triton's response_cache is part of it."""
+"""Reads [cache] of model.toml: which answers are cached, for how long; and Triton's response_cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CacheSettings:
 
     exact: bool = True
     ttl_s: float = key(60.0, within=(0, _DAY_S), above=True)
-    min_uses: int = key(2, within=(1, 2))  # equal requests after which the answer is kept
+    min_uses: int = key(2, within=(1, 2))  # equal requests after which the answer is stored
     similar: bool = False
     similar_ttl_s: float = key(2.0, within=(0, _DAY_S), above=True)
     similar_hash: str = key("blocks", *SIMILAR_HASHES)
@@ -37,7 +37,7 @@ class CacheSettings:
     scope: str = key("model", *SCOPES)  # of exact answers; similar ones are always a source's own
     audit: float = key(0.01, within=(0, 1))  # of the similar hits
     audit_most: float = key(0.01, within=(0, 1))  # wrong more often than this: off for that source
-    entry_kb: int = key(256, within=(1, 1 << 16))  # longer answers are not kept
+    entry_kb: int = key(256, within=(1, 1 << 16))  # longer answers are not stored
 
 
 _LIKE_TRITON = CacheSettings(min_uses=1)

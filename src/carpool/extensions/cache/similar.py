@@ -84,7 +84,7 @@ class SourceAnswers:
     audited_at: float = -AUDIT_EVERY_S
     trials: int = 0
     wrong: int = 0
-    gone: bool = False  # nobody will find it any more
+    gone: bool = False  # it is found no more
 
     def wants_a_look(self, now: float) -> bool:
         if now < self.off_until:
