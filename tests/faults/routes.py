@@ -240,7 +240,7 @@ def routes(folder: Path, **settings: Any) -> Iterator[Routes]:
 
     async def http(*given: Any) -> Any:
         frontend: Any = await real_http(*given)
-        _services[:] = [frontend._app._service.pictures]
+        _services[:] = [frontend._app._service.with_pictures()]
         return frontend
 
     with pytest.MonkeyPatch.context() as patch:

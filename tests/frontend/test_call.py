@@ -58,7 +58,7 @@ class ToyCall(RequestReply):
                 head = raw_head(request.entry.signature, 16)
                 request.offer_pieces(head, [bytes(16)], checked=True)
             else:
-                model = service.pictures.model(request.entry)
+                model = service.with_pictures().model(request.entry)
                 request.offer_pictures(RoutePicture(model, picture(), Options(), None))
         except CarpoolError as error:
             request.fail(error)

@@ -228,7 +228,7 @@ def test_a_bug_in_a_thread_keeps_no_body(http: over_http.FrontEnd, monkeypatch: 
 
 
 def test_pictures_of_clients_that_left_are_freed(http: over_http.FrontEnd) -> None:
-    workers = http.app._service.pictures.workers
+    workers = http.app._service.with_pictures().workers
     with nothing_is_kept():
         for _ in range(TIMES):
             with holding(http), http.connect() as client:

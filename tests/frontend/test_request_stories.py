@@ -153,7 +153,7 @@ class Client(RequestReply):
             if request.entry.vision is None:
                 request.offer_pieces(raw_head(request.entry.signature, 16), [bytes(16)], checked=True)
             else:
-                model = service.pictures.model(request.entry)
+                model = service.with_pictures().model(request.entry)
                 request.offer_pictures(RoutePicture(model, PICTURE, Options(), None))
         except CarpoolError as error:
             request.fail(error)

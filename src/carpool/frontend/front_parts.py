@@ -41,7 +41,7 @@ class ServerOfParts:
 
     @property
     def pictures(self) -> PictureService:
-        return self._service.pictures
+        return self._service.with_pictures()
 
     @property
     def settings(self) -> ServerSettings:
@@ -57,7 +57,7 @@ class ServerOfParts:
 
     @property
     def threads(self) -> Workers:
-        return self._service.pictures.workers
+        return self._service.with_pictures().workers
 
     def row(self, entry: ModelEntry) -> Row:
         return self._service.row(entry)

@@ -109,8 +109,8 @@ class FrontService(CallService):
         """Follows the catalogue after the others that watch, whose word this takes."""
         self.parts.load(catalog)
         parts = self.parts.in_order()
-        if self._pictures is not None or any(entry.vision for entry in catalog.entries.values()):
-            self.pictures.renew(
+        if hasattr(self, "pictures") or any(entry.vision for entry in catalog.entries.values()):
+            self.with_pictures().renew(
                 catalog, [part.picture_model for part in parts if part.picture_model is not None]
             )
         self.parts.follow(catalog)

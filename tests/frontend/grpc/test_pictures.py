@@ -73,7 +73,7 @@ def test_a_call_that_is_cancelled_while_decoding_gives_its_slot_back(
     served: FrontEnd, client: triton.InferenceServerClient
 ) -> None:
     go = threading.Event()
-    workers = served.server.service.pictures.workers
+    workers = served.server.service.with_pictures().workers
     all_busy = threading.Barrier(workers.threads + 1)
 
     def wait() -> None:

@@ -52,7 +52,9 @@ def holding(found: FrontEnd) -> Iterator[threading.Event]:
         go.wait(PATIENCE)
 
     for weight in (1.0, 49e6):
-        begin = partial(found.app._service.pictures.workers.begin, wait, lambda *_: None, weight=weight)
+        begin = partial(
+            found.app._service.with_pictures().workers.begin, wait, lambda *_: None, weight=weight
+        )
         found.run(begin)
         assert began.acquire(timeout=PATIENCE)
     try:
@@ -384,11 +386,11 @@ def test_a_picture_that_is_refused_is_not_decoded(served: FrontEnd) -> None:
 def test_who_is_given_up_while_it_waits_to_be_decoded_is_told_then_and_not_decoded(served: FrontEnd) -> None:
     with holding(served) as go, served.connect() as client:
         client.send(post("/detect", picture()))
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: served.app._service.with_pictures().workers.waiting == 1)
         [call] = served.door.calls
         served.run(lambda: call.finish(DeadlineExceeded("too late")))
         assert client.response().status == 504  # the threads are still busy with something else
-        assert served.app._service.pictures.workers.waiting == 0
+        assert served.app._service.with_pictures().workers.waiting == 0
         served.until_slots_are_back()
         go.set()
     assert served.count("finder", "carpool_decode_duration_seconds_count") == 0
@@ -419,12 +421,12 @@ def test_who_is_given_up_while_a_thread_decodes_it_keeps_its_slot_until_that_is_
 
 
 def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEnd) -> None:
-    served.app._service.pictures.workers.most_waiting = 1
+    served.app._service.with_pictures().workers.most_waiting = 1
     with holding(served) as go, served.connect() as first, served.connect() as second:
         first.send(
             b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
         )
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: served.app._service.with_pictures().workers.waiting == 1)
         second.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
         refused = second.response()
         assert refused.status == 429
@@ -434,13 +436,13 @@ def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEn
 
 
 def test_too_many_bytes_under_way_are_refused(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.app._service.pictures._held, "most", 1000)
+    monkeypatch.setattr(served.app._service.with_pictures()._held, "most", 1000)
     with holding(served) as go, served.connect() as first:
         data = picture(size=(64, 64))
         sent = orjson.dumps({"image": base64.b64encode(data).decode()})
         head = b"POST /detect HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (JSON, len(sent))
         first.send(head + sent)
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: served.app._service.with_pictures().workers.waiting == 1)
         assert error_of(ask(served, "/embed", sent, JSON))["reason"] == "queue-full"
         go.set()
         assert first.response().status == 200
@@ -449,16 +451,16 @@ def test_too_many_bytes_under_way_are_refused(served: FrontEnd, monkeypatch: pyt
 
 def test_a_picture_that_came_as_it_is_counts_where_it_was_gathered(served: FrontEnd) -> None:
     """And not twice."""
-    held = served.app._service.pictures._held
+    held = served.app._service.with_pictures()._held
     with holding(served) as go, served.connect() as first:
         data = picture(size=(64, 64))
         first.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: served.app._service.with_pictures().workers.waiting == 1)
         assert held.total == 0
-        assert served.app._service.pictures._pixels.total == 64 * 64
+        assert served.app._service.with_pictures()._pixels.total == 64 * 64
         go.set()
         assert first.response().status == 200
-    until(lambda: served.app._service.pictures._pixels.total == 0)
+    until(lambda: served.app._service.with_pictures()._pixels.total == 0)
 
 
 def test_a_bug_in_a_thread_fails_its_picture_alone(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,10 +502,10 @@ def test_a_client_that_leaves_before_decoding_is_not_decoded_for(served: FrontEn
         client.send(
             b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
         )
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: served.app._service.with_pictures().workers.waiting == 1)
         client.reset()
         served.until_slots_are_back()  # at once: no thread has begun
-        assert served.app._service.pictures.workers.waiting == 0
+        assert served.app._service.with_pictures().workers.waiting == 0
         go.set()
     assert [call.cancelled for call in served.door.calls] == [True]
     assert served.count("finder", "carpool_decode_duration_seconds_count") == 0
@@ -608,7 +610,7 @@ def large(side: int = 4000) -> bytes:
 
 def test_large_pictures_of_one_request_wait_for_each_other(served: FrontEnd) -> None:
     """So that others are decoded in between."""
-    workers = served.app._service.pictures.workers
+    workers = served.app._service.with_pictures().workers
     body = form(*[file_part(large())] * 4, file_part(picture(GREEN)))
     with holding(served) as go, served.connect() as client:
         client.send(post("/classify", body, FORM))
@@ -619,14 +621,14 @@ def test_large_pictures_of_one_request_wait_for_each_other(served: FrontEnd) -> 
             go.set()
             assert answer_of(other.response())["classes"][0]["label"] == "green"
         assert len(answer_of(client.response())["results"]) == 5
-    assert served.app._service.pictures._pixels.total == 0
+    assert served.app._service.with_pictures()._pixels.total == 0
 
 
 def test_pixels_that_wait_are_bounded(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.app._service.pictures._pixels, "most", 30_000_000)
+    monkeypatch.setattr(served.app._service.with_pictures()._pixels, "most", 30_000_000)
     with holding(served) as go, served.connect() as client:
         client.send(post("/classify", large()))
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: served.app._service.with_pictures().workers.waiting == 1)
         refused = ask(served, "/classify", large())
         assert (refused.status, error_of(refused)["reason"]) == (429, "queue-full")
         go.set()

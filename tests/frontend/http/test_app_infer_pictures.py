@@ -182,7 +182,7 @@ def test_who_leaves_at_any_stage_holds_nothing() -> None:
         with holding(served) as go:  # before decoding
             client = served.connect()
             client.send(request)
-            until(lambda: served.app._service.pictures.workers.waiting == 1)
+            until(lambda: served.app._service.with_pictures().workers.waiting == 1)
             client.reset()
             served.until_slots_are_back()
             go.set()

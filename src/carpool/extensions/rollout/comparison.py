@@ -15,6 +15,7 @@ from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split
 from carpool.frontend.calls.request import RequestService
+from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.catalog import ModelEntry
@@ -42,13 +43,14 @@ class Comparison(Recomputation[Found]):
     def __init__(
         self,
         service: RequestService,
+        service_of_pictures: PictureService,
         mirror: Mirror,
         split: Split,
         entry: ModelEntry,
         source: str,
         pictures: SentPictures | None,
     ) -> None:
-        super().__init__(service.pictures, split.other(entry), in_threads(service.threads))
+        super().__init__(service_of_pictures, split.other(entry), in_threads(service.threads))
         self._mirror = mirror
         self.split = split
         self.source = source

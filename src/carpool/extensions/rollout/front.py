@@ -236,7 +236,8 @@ class Beside(Listener):
             entry = request.entry
             mirror.count_answer(split, entry, monotonic() - request.arrived, self._id)
             if self._compares and content.offered_as is not None:
-                job = Comparison(request.service, mirror, split, entry, request.sender.named, self._pictures)
+                given = request.service, mirror.pictures
+                job = Comparison(*given, mirror, split, entry, request.sender.named, self._pictures)
                 job.keep_answer(answer.outputs)
                 job.begin(content.offered_as, content.take_held(), content.tail)
         finally:

@@ -17,6 +17,7 @@ from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.counted import COMPARED, FALLBACKS, SKIPPED
 from carpool.extensions.rollout.routing import Split
 from carpool.frontend.calls.front_part import FrontServer
+from carpool.frontend.pictures.picture_service import PictureService
 from carpool.link.catalog import ModelEntry
 from carpool.types import Array
 from carpool.vision.likeness import Difference
@@ -53,6 +54,10 @@ class Mirror:
         self._keeping = 0.0, _KEPT_AT_ONCE  # when, and how many bytes of pictures may be kept
         self._flushing: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pictures(self) -> PictureService:
+        return self._server.pictures
 
     def wants(self, split: Split, entry: ModelEntry, source: str, now: float) -> bool:
         """Returns whether the other version is to answer it, too."""

@@ -47,7 +47,6 @@ class CallService(RequestService):
         self.max_body_bytes = max_body_bytes
         self.memory = ClientMemory(engine, max_body_bytes)
         self._picture_threads = picture_threads
-        self._pictures: PictureService | None = None
         self.observers: tuple[Observer, ...] = ()
         self.see_pictures: tuple[SeesPictures, ...] = ()
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
@@ -56,14 +55,13 @@ class CallService(RequestService):
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
 
-    @property
-    def pictures(self) -> PictureService:
-        """Returns what serves images. A front end whose models take none never imports it."""
-        if self._pictures is None:
+    def with_pictures(self) -> PictureService:
+        """Returns what serves images, which a front end whose models take none never imports."""
+        if not hasattr(self, "pictures"):
             from carpool.frontend.pictures.picture_service import PictureService
 
-            self._pictures = PictureService(self.engine, self._picture_threads, self.row)
-        return self._pictures
+            self.pictures = PictureService(self.engine, self._picture_threads, self.row)
+        return self.pictures
 
     def charge_to(self, accounts: Accounts) -> None:
         """Long work for a client is charged to these accounts from here on."""
@@ -83,5 +81,5 @@ class CallService(RequestService):
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        if self._pictures is not None:
-            self._pictures.close()
+        if hasattr(self, "pictures"):
+            self.pictures.close()

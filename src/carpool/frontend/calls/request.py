@@ -210,11 +210,8 @@ class RequestService:
     see_pictures: tuple[SeesPictures, ...]
     lane: Callable[[ModelEntry], ModelLane]
     """Returns what requests for this version pass."""
-
-    @property
-    def pictures(self) -> PictureService:
-        """Returns what serves images."""
-        raise NotImplementedError
+    pictures: PictureService
+    """Serves images. There is none before a model takes images, or `with_pictures` is called."""
 
 
 class Request:

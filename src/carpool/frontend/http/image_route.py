@@ -136,7 +136,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
         check_model(self._who, entry.name)
-        model = self.service.pictures.model(entry)
+        model = self.service.with_pictures().model(entry)
         options, drawn = self._wanted(self.asked.options, model)
         if self.asked.wants_drawn and "overlay" not in options_of(model.task):
             raise cannot_draw(f"what {entry.name} answers")
