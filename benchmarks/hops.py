@@ -136,10 +136,10 @@ class Asked:
 
 
 V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": "0"}, tensor, 34, 200)
-JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 44, 310)
-STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 60, 800)
-STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 58, 1095)
-GRPC = Asked("grpc", "/inference.GRPCInferenceService/ModelInfer", {}, model_infer, 42, 240)
+JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 48, 310)
+STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 63, 800)
+STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 62, 1095)
+GRPC = Asked("grpc", "/inference.GRPCInferenceService/ModelInfer", {}, model_infer, 43, 240)
 ALL = (V2, GRPC, JPEG, STEPS, STREAM)
 
 
