@@ -136,8 +136,8 @@ class Asked:
 
 
 V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": "0"}, tensor, 34, 200)
-JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 48, 310)
-STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 63, 800)
+JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 47, 310)
+STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 62, 800)
 STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 62, 1095)
 GRPC = Asked("grpc", "/inference.GRPCInferenceService/ModelInfer", {}, model_infer, 43, 240)
 ALL = (V2, GRPC, JPEG, STEPS, STREAM)

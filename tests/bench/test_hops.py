@@ -59,7 +59,8 @@ def test_all_requests_are_counted_through_front_end_link_and_engine(counted: Cou
         assert (
             by_file["extensions/text/text_scheduler.py" if asked is hops.STREAM else "core/scheduler.py"] > 0
         )
-        assert any(file.startswith("frontend/") for file in by_file)
+        protocol = "grpc/" if asked is hops.GRPC else "http/"
+        assert any(protocol in file for file in by_file)
         assert any("link/" in file for file in by_file)
         assert not any(file.startswith("/") for file in by_file)
 

@@ -455,7 +455,9 @@ class Request:
             self.slot = slot = pictures.slot_of_file(service.engine)
             self._offer(pictures.head, slot, 0)
             return
-        self._until = until = entry.due(self.arrived, self.deadline)
+        slo = entry.batching.slo  # as `entry.due`, without a call
+        until = self.deadline if slo is None else min(self.deadline, self.arrived + slo)
+        self._until = until
         # On a route it was counted at its head, and the gate looks at how many were.
         if on_route:
             given = self.deadline, until, now, self.sender, weight, self.client
