@@ -14,7 +14,13 @@ from carpool.cli.verbs import listed
 from carpool.demo import pictures
 from cli_run import params, run_cli
 
-ASK = [verb for verb in listed() if any("--insecure" in param.opts for param in params(verb))]
+LATER = ("frigate",)
+"""Verbs that ask the server only when another program asks them."""
+ASK = [
+    verb
+    for verb in listed()
+    if verb not in LATER and any("--insecure" in param.opts for param in params(verb))
+]
 WORDS = {
     "cache": ["status", "m"],
     "drift": ["status", "m"],

@@ -29,7 +29,7 @@ def test_a_path_with_its_own_settings(tmp_path: Path) -> None:
     repositories.fake(tmp_path, name="a", head="")
     repositories.fake(tmp_path, name="b")
     order = order_of(
-        Sweep(target=str(tmp_path), name="a", mode=SweepMode.fixed, max_batch="4,8", rates="20,10,10")
+        Sweep(target=str(tmp_path), name="a", mode=SweepMode.knobs, max_batch="4,8", rates="20,10,10")
     )
     assert (order.model, order.place, order.slo_ms) == ("a", tmp_path / "a", 100.0)
     assert [setting.name for setting in order.settings][:2] == ["knobs 0 ms, batch 4", "knobs 0 ms, batch 8"]

@@ -120,12 +120,12 @@ class Anomaly(TypedDict):
 
 
 class Anomalies(Answer):
-    anomaly: Anomaly
+    anomaly: Annotated[Anomaly, "how unusual the image is, and where"]
 
 
 class RestoredPicture(TypedDict):
-    width: int
-    height: int
+    width: Annotated[int, "of the image that the model made, in pixels"]
+    height: Annotated[int, "of the image that the model made, in pixels"]
     format: Annotated[str, "of the file: png, webp or jpeg"]
     data: Annotated[str, "base64 of the file"]
 
