@@ -116,9 +116,9 @@ class RunsSingly(Protocol):
         wanted: Sequence[str],
         answers: list[Mapping[str, Array] | CarpoolError],
     ) -> None:
-        """As `run` for each, and each is only asked for when the one before it has run: its inputs may be
-        copied just then. What it answers is appended, so that whoever catches what this raises can tell
-        whose fault it was. The arrays are the caller's to keep."""
+        """Runs each request as `run` does, and asks for the next one only when the one before it has run:
+        its inputs may be copied just then. Each answer is appended to `answers`, so that a caller who catches
+        an error knows which request caused it. The caller may keep the arrays."""
 
 
 @runtime_checkable
@@ -200,8 +200,8 @@ class AnswersMany(Protocol):
         """Requests that may be under way in it at once."""
 
     def run_many(self, riders: Sequence[Rider], more: Callable[[], Sequence[Rider]]) -> None:
-        """Tells each what comes for it, until nothing more will come for anybody. `more` is asked again and
-        again who has come meanwhile: they ride along. Raises what ends all who have not ended yet."""
+        """Sends each request its answers, until all requests have ended. `more` is called repeatedly and
+        returns the requests that have arrived meanwhile: they join. Raises what ends all that are open."""
 
 
 class AsksModels(Protocol):
@@ -221,7 +221,7 @@ class AsksModels(Protocol):
         is the newest, and a `timeout` of 0 none. `details` are the id and parameters, as JSON."""
 
     def leave(self) -> None:
-        """The instance is gone: nobody waits for what it asked."""
+        """Notes that the instance is gone: the answers to its calls are no longer needed."""
 
 
 @runtime_checkable
@@ -298,9 +298,9 @@ class Placement:
     cores.
 
     With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
-    model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
-    at. `hurry` leaves out whatever only makes it faster: somebody waits, and a whole one follows. `plain`
-    leaves out the compiler alone, which takes most of the time. With `calls` its model may ask others.
+    model, and what it adds is declared among the model's outputs. `tell` receives the progress of a long load
+    as text. `hurry` skips what only makes the instance faster: a caller waits, and a full load follows.
+    `plain` skips the compiler alone, which takes most of the time. With `calls`, its model may call others.
     """
 
     instance: int = 0
@@ -329,7 +329,7 @@ class SharesDevice(Protocol):
 @runtime_checkable
 class SharesWeights(Protocol):
     def weights(self) -> object:
-        """Returns what further instances share with it; it is there for as long as somebody holds it."""
+        """Returns what further instances share with it; it stays in memory while a reference to it exists."""
 
 
 class Loader(Protocol):
@@ -350,8 +350,8 @@ def check_wanted(model: str, wanted: Sequence[str], known: Collection[str]) -> S
 
 
 def listed_gpus(config: ModelConfig) -> tuple[int, ...]:
-    """Returns those that the settings name, else the first: for runtimes that cannot tell how many there
-    are."""
+    """Returns the GPUs that the settings name, else the first: for runtimes that do not report how many
+    there are."""
     return tuple(sorted({gpu for group in config.instances for gpu in group.gpus})) or (0,)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.errors import ModelError
 
-SHARE = 0.9  # of what is free when the first model comes, where nobody says how much we may take
+SHARE = 0.9  # of what is free when the first model is loaded, where no limit is set
 
 
 class MemoryLedger:
@@ -63,7 +63,7 @@ class MemoryLedger:
 
 _ledgers: dict[str, MemoryLedger] = {}
 _lock = threading.Lock()
-_limit: list[int] = []  # bytes that somebody set for every device, or nothing
+_limit: list[int] = []  # bytes that are set for every device, or empty: no limit is set
 
 
 def limit_device_memory(gigabytes: float | None) -> None:
@@ -92,7 +92,7 @@ def room_for_pictures(device: Any) -> int:
     the first comes: from then on models have that much less."""
     with _lock:
         ledger = _ledgers.get(str(device))
-    if ledger is None:  # a CPU, whose memory nobody counts
+    if ledger is None:  # a CPU, whose memory is not counted
         return _MOST_PICTURES // _PICTURES_SHARE
     size = min(_MOST_PICTURES, ledger.room // _PICTURES_SHARE)
     ledger.hold(room_for_pictures, "images between steps", size)

@@ -5,7 +5,7 @@ to the thread that calls it, and a replaced instance is back at once. An abort t
 operators (a loop in the graph is many of them); one single operator cannot be interrupted.
 
 A session's arena keeps the memory of its largest batches: without arenas batches took up to 1.4 times as
-long, since all pages were new. So arenas stay, and are emptied after measuring and while nobody asks.
+long, since all pages were new. So arenas stay, and are emptied after measuring and while no requests come.
 """
 
 from __future__ import annotations

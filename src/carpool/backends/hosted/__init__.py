@@ -33,7 +33,7 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Ba
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
-    """Only the runtime can tell, so one instance is made and ended."""
+    """Returns the signature, which only the runtime knows: one instance is made and closed for it."""
     backend = load(config, version, Placement(threads=1, gpu=next(iter(devices(config)), None)))
     backend.close()
     return backend.signature

@@ -51,7 +51,7 @@ _ERRORS: Mapping[int, type[CarpoolError]] = {
 
 
 def error_of(code: int, message: str) -> CarpoolError:
-    """Returns what a client is told of a TritonError."""
+    """Returns the error that a client is answered with for a TritonError."""
     return _ERRORS.get(code, ModelError)(message)
 
 
@@ -111,7 +111,7 @@ class CallServer:
             return
 
         def answer(outcome: Mapping[str, Array] | CarpoolError) -> None:
-            with contextlib.suppress(RuntimeError):  # the instance is gone, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the instance is gone, and no call waits
                 self._answers.submit(self._answer, number, size, outcome)
 
         model, version, timeout = str(message["model"]), str(message["version"]), float(message["timeout"])

@@ -84,7 +84,7 @@ class PythonBackend:
         code: str = "",
     ) -> None:
         """`code` is a module with the class Model that runs the file, which is then no Python file; what
-        that says about its tensors is in `told`."""
+        that module reports about its tensors is stored in `told`."""
         self._model = config.name
         self._answers_many = config.decoupled
         self._max_open = config.max_open
@@ -173,8 +173,8 @@ class PythonBackend:
             raise ModelError(f"{self._model}: {said['error']}")
 
     def _boarding(self, aboard: Aboard, riders: Sequence[Rider]) -> dict[str, Any]:
-        """Returns what the process is told of newcomers. Their inputs are its own when it speaks again, so
-        that those of the next may be written over them."""
+        """Returns the message that announces new requests to the process. It has taken over their inputs
+        when it sends its next message, so that those of later requests may be written over them."""
         if not riders:
             return {}
         try:
@@ -207,7 +207,7 @@ class PythonBackend:
         return ModelError(f"{self._model}: {message}")
 
     def _first_of_many(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        """To warm it up: nobody wants more than one answer."""
+        """Returns the first answer only, which is all that a warm-up needs."""
         first = FirstAnswer(inputs, list(wanted) or self._outputs)
         self.run_many([first], tuple)
         if first.error is not None:
@@ -288,7 +288,7 @@ class Aboard:
 
 
 class FirstAnswer:
-    """Represents a `Rider` that has enough after the first answer."""
+    """Implements `Rider` for a request that needs only its first answer."""
 
     details = b""
 
@@ -424,7 +424,7 @@ class CompletingBackend(PythonBackend):
         document: dict[str, Any] = config_document(config)
         for tensor in document["input"]:
             if not tensor["optional"]:
-                del tensor["optional"]  # nobody said so: the model may
+                del tensor["optional"]  # the settings leave it open: the model may declare it
         if not config.decoupled:
             del document["model_transaction_policy"]
         return {"file": str(cast(Path, version.file)), "complete": document}

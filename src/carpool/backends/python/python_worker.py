@@ -109,7 +109,8 @@ _FITS = {"b": "b", "i": "iuf", "u": "iuf", "f": "f"}
 
 
 class UserModel:
-    """`settings` is what `setup` gets; its tensors tell which names are inputs and how outputs are typed."""
+    """Wraps the user's model. `settings` is what `setup` gets; its tensors give the names of inputs and the
+    datatypes of outputs."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._batched = settings["max_batch"] != 0
@@ -199,8 +200,8 @@ def _has_dtype(value: Any) -> bool:
 
 
 class _FromSource(machinery.SourceFileLoader):
-    """Compiles what the file says now. Kept bytecode is told from stale by the second of its source and by
-    its length, and a model that is mended and loaded again may differ in neither."""
+    """Compiles the file's current source. Python takes cached bytecode as fresh when the source's length and
+    modification time in seconds match; a model that is edited and loaded again may differ in neither."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -244,7 +245,7 @@ def _finder_in(folder: Path) -> Callable[[str], PathEntryFinder]:
 def _spreads(predict: Callable[..., Any], inputs: Mapping[str, bool]) -> bool:
     """Returns True when the parameters are the inputs, False when one parameter takes the dict of all inputs.
 
-    `inputs` tells which are optional: a parameter for one of those needs a default.
+    `inputs` says which inputs are optional: a parameter for one of those needs a default.
     """
     parameters = inspect.signature(predict).parameters
     required = [
@@ -308,11 +309,11 @@ class AnswerChannel:
         self._inputs = inputs
         self._outputs = outputs
         self.gone: set[int] = set()  # numbers of requests
-        self.newcomers: list[Newcomer] = []  # nobody has begun with them yet
+        self.newcomers: list[Newcomer] = []  # requests whose processing has not begun
         self._looked = 0.0
 
     def begin(self, batch: Mapping[str, Any]) -> None:
-        """Begins with who comes first, when nobody was there."""
+        """Begins with the first requests, when none were open."""
         self.gone.clear()
         self._hear(batch)
 
@@ -372,8 +373,8 @@ def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dic
 
 
 class Rounds:
-    """Decides whose turn it is: everybody in a round, an answer of each. A newcomer need not wait for the end
-    of one, and yet at most every other turn is a newcomer's, so that a round does end."""
+    """Decides which request is next: in each round, every open request gives one answer. A new request need
+    not wait for the end of a round, and yet gets at most every other turn, so that a round does end."""
 
     def __init__(self) -> None:
         self._old: deque[int] = deque()
@@ -447,7 +448,7 @@ def tie_to_server(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before we asked to be told
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before we asked for the signal
         os._exit(1)
 
 

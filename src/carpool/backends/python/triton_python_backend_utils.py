@@ -295,7 +295,7 @@ class InferenceResponseSender:
 
 Asker = Callable[["InferenceRequest"], "Future[InferenceResponse]"]
 asker: Asker | None = None
-"""How other models are asked; None while there is nobody to answer."""
+"""Sends requests to other models; None while no server is there to answer them."""
 
 
 class InferenceRequest:

@@ -203,18 +203,18 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """Holds the open requests of one instance, until none is left. The way to the server is for who has the
-    lock.
+    """Holds the open requests of one instance, until none is left. Only the thread that has the lock may
+    write to the server.
 
-    A sender may be collected while its own thread is on that way: what ends by that is only noted, and told
-    by whoever comes by next; at the latest by the thread that waits here.
+    A sender may be garbage-collected while its own thread is writing: the request that ends by that is only
+    noted, and reported by the next thread that writes; at the latest by the thread that waits here.
     """
 
     def __init__(self, model: TritonModel, parts: AnswerChannel) -> None:
         self._model = model
         self.parts = parts
         self.lock = threading.Condition(threading.RLock())
-        self.ended: list[tuple[int, tuple[int, str] | None]] = []  # not told yet
+        self.ended: list[tuple[int, tuple[int, str] | None]] = []  # not reported yet
         self._open = 0
 
     def tell_ended(self) -> None:
@@ -261,7 +261,7 @@ class OpenRequests:
             for answers in waiting:
                 answers.fail(explain(error, self._model.file))
             traceback.print_exception(error)
-        # Senders that nobody else has are forsaken from here on.
+        # From here on, senders that the model has not kept are deleted, and their requests fail.
 
 
 # ---- settings that the model completes ---------------------------------------------------------------------
@@ -283,7 +283,7 @@ class ServerCalls:
     """Asks the server, any number of times at once and from any thread; one thread reads what it answers.
 
     Tensors travel in memory files that are made for one way of one call, so that nothing is ever written over
-    what somebody still reads.
+    what is still being read.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -339,7 +339,7 @@ class ServerCalls:
                 self._settle(message["call"], _read_answer(message, file))
         except (EOFError, OSError):
             pass
-        except Exception:  # whoever waits must not wait for ever
+        except Exception:  # callers that wait must not wait for ever
             traceback.print_exc()
         self._gone = True
         for number in list(self._open):

@@ -37,8 +37,8 @@ def _shares(threads: int | None) -> dict[str, str]:
 class WorkerProcess:
     """Represents a fresh interpreter in a process group of its own, so that whatever it starts ends with it.
 
-    It holds the other end of a pipe that nobody writes to. When the server ends, in whatever way, the kernel
-    closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
+    It holds the other end of a pipe that is never written to. When the server ends, in whatever way, the
+    kernel closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
     """
 
     def __init__(self, threads: int | None, worker: str = PYTHON_WORKER, more: Sequence[int] = ()) -> None:
@@ -100,7 +100,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kills the process from any thread. The number stays ours until `end` collects the process, so
-        nobody else is hit."""
+        no other process is hit."""
         with self._ending:
             if self._process.returncode is None:
                 self._kill_group()
