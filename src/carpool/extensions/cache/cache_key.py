@@ -1,8 +1,8 @@
-"""Defines what makes two requests the same one, and how quickly and how surely that is found out.
+"""Defines when two requests are identical, and how quickly and reliably that is detected.
 
-A fast digest looks, a keyed one confirms: only what is known already pays for the second, and nobody who does
-not know the key can make two requests whose answers are taken for each other. What a request says is in the
-key, or in the list of what changes no answer; a test holds every field of a request against the two.
+A fast digest finds candidates and a keyed digest confirms them. Only requests that are known already pay for
+the second, and a client without the key cannot make two requests whose answers are confused. Every field of a
+request is in the cache key or in the list of fields that change no answer; a test checks this.
 """
 
 from __future__ import annotations

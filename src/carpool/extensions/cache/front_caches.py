@@ -48,7 +48,7 @@ _EXACT_PART = 0.01  # of the share of similar ones: what differs there is a mode
 _NOTED_EVERY_S = 1.0
 _SOON_S = 0.1
 LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about what a thread costs, too
-_WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
+_WORTH_READING = 20  # if one of so many is a hit, bodies are read although the gate rejects the request
 
 
 class SharedAnswers(Protocol):

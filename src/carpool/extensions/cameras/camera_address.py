@@ -69,7 +69,7 @@ def _is_video(file: Path, folder: Path) -> bool:
 
 
 def _stream(word: str, name: str) -> CameraAddress:
-    """Users, passwords and whatever stands behind a question mark are shown to nobody."""
+    """Returns a stream's address; users, passwords and what follows a question mark are never shown."""
     try:
         parts = urlsplit(word)
         port = f":{parts.port}" if parts.port else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from carpool.extensions.cameras.watching import CameraReport, Watching, WatchReport, Wish
 
 _LONGEST = 365 * 86_400.0
-_LINE_EVERY_S = 5.0  # where nobody watches a terminal
+_LINE_EVERY_S = 5.0  # where stderr is not a terminal
 _TIMEOUT_S = 30.0  # for an answer
 _MOST_AT_ONCE = 64
 _COLUMNS = ("read", "dropped", "answered", "cached", "replaced", "refused", "failed")
@@ -177,7 +177,7 @@ class WatchVerb(o.AsksServer):
                 lines.close()
 
 
-# ---- while it runs, for whoever watches stderr, and when it is over, on stdout
+# ---- progress on stderr while the command runs, and the report on stdout at its end
 
 
 @contextmanager

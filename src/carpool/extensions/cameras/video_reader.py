@@ -51,9 +51,9 @@ class Frame(NamedTuple):
 
 
 class LatestFrame:
-    """One place for a camera's newest frame: its thread fills it, the loop empties it, and what is still
-    there when the next one comes is dropped. Both threads change what is here under the lock; `told`, which
-    wakes the loop, is called outside it and only when the place was empty."""
+    """Holds a camera's newest frame: its thread stores it, the loop takes it, and a frame that is still there
+    when the next one arrives is dropped. Both threads change the state under the lock; the callback that
+    wakes the loop is called outside the lock, and only when the place was empty."""
 
     def __init__(self, told: Callable[[], None]) -> None:
         self.read = 0
@@ -90,7 +90,7 @@ class LatestFrame:
         return self._frame is None
 
     def close(self) -> None:
-        """Nobody will take what is there, or what comes: the numbers stay as they are now."""
+        """Drops the stored frame and ignores later ones: the counts stay as they are now."""
         with self._lock:
             self.dropped += self._frame is not None
             self._frame = None
@@ -199,7 +199,8 @@ class VideoReader:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """Messages of libav name the file, and of a stream its password: only what went wrong is told."""
+        """Opens the video. Messages of libav contain the file's name or a stream's password: only the kind of
+        error is reported."""
         import av
 
         camera = self._camera

@@ -36,7 +36,7 @@ from carpool.vision.python_pictures import Answer
 
 _TICK_S = 0.5  # between two looks at the numbers
 _RECENT_S = 5.0
-_DRAIN_S = 10.0  # for what is under way when it is told to stop
+_DRAIN_S = 10.0  # for requests that are running when the command is stopped
 _READERS_S = 1.0  # for threads that read a file; one in a camera's silence is left behind
 _REFUSALS = (Refused, DeadlineExceeded, Unavailable)
 _HOPELESS = (InvalidInput, NotFound, Unauthenticated, Forbidden, Unsupported)
@@ -253,7 +253,7 @@ class _LiveCamera:
         self._wake(ended=True)
 
     def _wake(self, *, ended: bool = False) -> None:
-        """Is called from the reader's thread; where the loop is gone, nobody wants to know."""
+        """Wakes the loop from the reader's thread; a loop that is closed is ignored."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._read_all if ended else self._want)
 
@@ -321,7 +321,7 @@ class _LiveCamera:
             counts.failed += 1
             self._why = str(error)
             if isinstance(error, _HOPELESS) and not self._watching.answered_any:
-                raise  # nobody was answered so far: it is what is asked, not this frame
+                raise  # no camera was answered so far: the cause is the request, not this frame
             return "failed"
         self._watching.answered_any = True
         took = now() - frame.read
@@ -385,13 +385,14 @@ Send = Callable[[], bool]
 
 
 class Turns:
-    """Whose frame goes next, where a server refuses many: it is asked for little more than it answers.
+    """Decides which camera sends next where a server rejects many: it gets little more than it answers.
 
     A server that is far over its capacity takes whichever request comes at the right moment. Cameras send at
     fixed times, so that some always come right and others never: of twenty, four had all answers. So those of
     one command share as many places as the server has lately had answers for: one more for each round that is
     answered, a third fewer when it refuses, and then none asks before there is an answer. The camera that had
-    no turn for the longest goes first. While nothing is refused, there are places for all. Time is told.
+    no turn for the longest goes first. While nothing is rejected, there are places for all. The caller passes
+    the time.
     """
 
     def __init__(self, most: int) -> None:
@@ -425,7 +426,7 @@ class Turns:
             self._is_held = True
             self._in_vain[send] += 1
             if sent_at > self._cut_at:
-                used = min(self._places, self._under_way + 1.0)  # places that nobody uses say nothing, either
+                used = min(self._places, self._under_way + 1.0)  # unused places are no evidence of capacity
                 self._places = max(_FEWEST, _LESS * used)
                 self._cut_at = now
         if became != "refused" or self._in_vain[send] == _IN_VAIN:

@@ -1,5 +1,5 @@
-"""Computes what a cascade would be worth at every threshold, told from a sample: pure counting, and how sure
-it is.
+"""Estimates from a sample what a cascade would be worth at every threshold, by counting, and how certain that
+is.
 
 A cheap model answers what it is sure of, and a big one the rest. Each picture of the sample has how sure the
 cheap model was, and whether each of them was right; without labels, right is what the big model says. Losing
@@ -121,7 +121,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Holds every threshold that the sample tells apart: from nothing kept to everything."""
+    """Holds every threshold that the sample distinguishes: from no answer kept to all of them."""
 
     points: tuple[Point, ...]
     cheap: float  # its accuracy alone

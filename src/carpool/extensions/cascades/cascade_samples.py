@@ -193,7 +193,7 @@ def _task(engine: Engine, name: str) -> str:
 
 
 def _options(task: str) -> dict[str, Any]:
-    """Returns all that certainty is told from."""
+    """Returns the options with which an answer has all scores that its certainty is computed from."""
     if task == "classify":
         return {"top_k": _ALL}
     return {"score": LOWEST_SCORE} if task == "detect" else {}

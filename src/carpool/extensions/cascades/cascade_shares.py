@@ -1,5 +1,5 @@
-"""Watches whether something still happens as often as it did at first: told once when it does not, and once
-more when it does again. Pure: whoever counts says what happened."""
+"""Watches whether an event still happens as often as it did at first: reported once when it does not, and
+once more when it does again. Pure: the caller passes each observation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Moved(NamedTuple):
 
 
 class ShareWatch:
-    """The first `window` are what the others, by as many, are held against. Both are known only so far: while
-    what they may be overlaps, nothing is told."""
+    """Compares each later window of observations with the first one. Both shares are estimates: while their
+    confidence intervals overlap, nothing is reported."""
 
     __slots__ = ("_confidence", "_happened", "_told", "_trials", "_usual", "_window")
 

@@ -71,8 +71,8 @@ class Tuned:
 def tune(
     sample: Sequence[Sampled], costs: Costs, *, labelled: bool, loss: float, sure: bool = False, by: str = ""
 ) -> Tuned:
-    """By one measure, or by the simplest that keeps as much as the best does, as far as the sample can tell.
-    With `sure`, not only the sample but all pictures of its kind lose no more, with 95 %."""
+    """Tunes by one measure, or by the simplest that keeps as much as the best, as far as the sample shows.
+    With `sure`, not only the sample but all pictures of its kind lose no more, with 95 % confidence."""
     if len(sample) < LEAST_SAMPLES:
         raise InvalidInput(
             f"{len(sample)} images are too few: at least {LEAST_SAMPLES} are needed, and some thousands "

@@ -44,7 +44,7 @@ class Deployment:
     rate: float
     slo_ms: float
     capacity: float
-    planned: int  # replicas, by the plan, with those to spare
+    planned: int  # replicas by the plan, redundant ones included
     redundant: int = 1
     surge: float = 3.0
     autoscaler: str = "keda"

@@ -1,7 +1,7 @@
-"""Drift, in the engine: what all front ends saw of the pictures comes together here, and is kept.
+"""Detects drift in the engine: the measurements of all front ends are collected and stored here.
 
 Windows and references belong to a thread of their own, the only one that touches them: the engine's loop
-hands over what it hears, and is told what to publish.
+passes on what it receives, and gets back what to publish.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A front end's part of drift: a few of its answered pictures are measured in idle threads, and told to the
-engine in bulk. Who is not sampled pays one subtraction."""
+"""Implements a front end's part of drift: a few answered pictures are measured in idle threads, and sent to
+the engine in bulk. A request that is not sampled costs one subtraction."""
 
 from __future__ import annotations
 

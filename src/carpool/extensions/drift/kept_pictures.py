@@ -1,5 +1,5 @@
-"""Pictures that are kept for somebody to label: which answers are doubtful, and a folder that never holds
-more than it may. A picture is in it whole and with its line in `index.jsonl`, or not at all."""
+"""Stores pictures for labelling: which answers are doubtful, and a folder that never exceeds its limit. A
+picture is in it whole and with its line in `index.jsonl`, or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "
 
 
 def doubt(answer: Mapping[str, Any], settings: UncertainSettings) -> str:
-    """Returns why somebody should look at it, in a few words; empty for an answer that is sure of itself."""
+    """Returns why the answer should be reviewed, in a few words; empty for an answer that is certain."""
     objects: Sequence[Mapping[str, Any]] = answer.get("detections", answer.get("masks")) or ()
     low, high = settings.score
     for found in objects:
@@ -42,8 +42,8 @@ def doubt(answer: Mapping[str, Any], settings: UncertainSettings) -> str:
 
 
 def read_index(folder: Path) -> list[dict[str, Any]]:
-    """Returns the lines that can be read, each of a picture in the folder. Whoever wrote it may have been
-    killed."""
+    """Returns the lines that can be read, each of a picture in the folder. The process that wrote the index
+    may have been killed."""
     try:
         written = read_regular(folder / INDEX, _MOST_INDEX)
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Exports pictures that servers kept, because an answer was doubtful, two versions disagreed or somebody
-complained, as one data set with the answers to begin with. Of those that look alike there is one."""
+"""Exports stored pictures, of doubtful answers, disagreeing versions or users' complaints, as one data set
+with the answers as first labels. Of pictures that look alike, one is exported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Compares a model's traffic with its reference: for each version that serves, as a whole and by camera. Time
-is told, and a day of it takes a test as long as its pictures do."""
+"""Compares a model's traffic with its reference: for each version that serves, as a whole and by camera. The
+caller passes the time, so that a test of a day takes only as long as its pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carpool.extensions.drift.streams import LEAST, Camera, DriftStream, read_ca
 
 MOST_SOURCES = 64
 _MOST_VERSIONS = 4
-_ALL = ""  # the stream of all pictures, whoever sent them
+_ALL = ""  # the stream of all pictures, from any source
 _SILENT_S = 3600.0
 _FORMAT = 1
 _HOUR = 3600.0
@@ -108,7 +108,7 @@ class VersionDrift:
         self.labels = ""
         self.streams: dict[str, DriftStream] = {_ALL: DriftStream(now)}
         self.cameras: dict[str, Camera] = {}
-        self.states: dict[str, str] = {}  # as it was told last
+        self.states: dict[str, str] = {}  # as last reported
 
     def place(self, source: str, now: float) -> str:
         """Returns the source, if it has a stream or gets one. When all are taken, one that never had enough
@@ -180,7 +180,7 @@ class ModelDrift:
         return found
 
     def look(self, now: float) -> list[DriftEvent]:
-        """Close windows whose time is over; what there is to tell of it."""
+        """Closes windows whose time is over, and returns the events to report."""
         events = []
         known = {name for version in self.versions.values() for name in version.streams}
         for name in self.reference.learning.keys() - known:
@@ -236,7 +236,7 @@ class ModelDrift:
         fresh = ModelDrift(self.name, self.settings)
         self.reference, self.versions, self.trouble = fresh.reference, fresh.versions, ""
 
-    # ---- what is told, and kept
+    # ---- what is reported and stored
 
     def says(self, version: VersionDrift) -> str:
         """Returns how it is, in a sentence."""

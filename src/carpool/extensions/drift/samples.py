@@ -1,5 +1,5 @@
-"""This module has what one picture and its answer measure. Made in a front end's idle threads, told to the
-engine as JSON."""
+"""Measures one picture and its answer. Samples are made in a front end's idle threads, and sent to the engine
+as JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Reads `[drift]` of model.toml: what of the traffic is looked at, and from when on it is told to have
-changed."""
+"""Reads `[drift]` of model.toml: which part of the traffic is measured, and when it counts as changed."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ LEAST_HOURS, MOST_HOURS = 0.01, 24 * 90.0
 
 @dataclass(frozen=True, slots=True)
 class UncertainSettings:
-    """Defines which pictures are kept for somebody to label: those with a score in this range, or whose two
-    best classes are no further apart than the margin. Without a folder none is."""
+    """Defines which pictures are stored for labelling: those with a score in this range, or whose two best
+    classes are no further apart than the margin. Without a folder, none is stored."""
 
     folder: str = ""
     score: tuple[float, float] = (0.3, 0.5)

@@ -1,5 +1,5 @@
 """Watches one stream of pictures, of a model's version or of one of its cameras: the window that is open, how
-far the last one was from the reference, and the alarms. Time is told."""
+far the last one was from the reference, and the alarms. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -111,10 +111,11 @@ _FROZEN_FRAMES = 10  # at least, in that time: of fewer it cannot be said that f
 
 
 class Camera:
-    """Decides whether a camera is broken, from what is seen of its pictures. Time is told.
+    """Decides whether a camera is broken, from measures of its pictures. The caller passes the time.
 
-    Black is told at once. Frozen is one whose pixels stay the same for ten minutes while frames come: a scene
-    in which nothing moves has the noise of the sensor. Blurred is one whose sharpness is below its reference.
+    Black is reported at once. A camera is frozen if its pixels stay the same for ten minutes while frames
+    arrive: a scene in which nothing moves has the noise of the sensor. It is blurred if its sharpness is
+    below its reference.
     """
 
     __slots__ = ("_black", "_frames", "_last", "_look", "_since")

@@ -75,7 +75,7 @@ def _in_order(settings: EnsembleSettings) -> tuple[GraphStep, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Describes what somebody says of a tensor."""
+    """Describes a tensor as the ensemble's settings or one of its models declare it."""
 
     whose: str
     spec: TensorSpec

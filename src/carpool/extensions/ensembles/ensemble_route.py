@@ -157,7 +157,7 @@ class EnsembleRun:
         """Begin every step whose tensors are there; the end, if nothing is under way after that."""
         try:
             self._begin_steps()
-        except Exception as error:  # a fault of ours must not leave anybody waiting
+        except Exception as error:  # an internal error must not leave a client waiting
             self.end(_failed(error))
 
     def _begin_steps(self) -> None:
@@ -174,8 +174,8 @@ class EnsembleRun:
             self._finish()
 
     def end(self, error: CarpoolError) -> None:
-        """Ends what is of no use any more: what is under way is cancelled. Told when the last of it is
-        over."""
+        """Cancels the steps that run, since they are of no use any more. The error is reported when the last
+        of them is over."""
         if self._ending is None:
             self._ending = error
             self._waiting.clear()

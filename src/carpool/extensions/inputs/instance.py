@@ -57,8 +57,8 @@ class FilledInputs(Around):
         return self._backend.run(given, wanted or self._outputs)
 
     def _follows(self, tensor: TensorSignature, inputs: Mapping[str, Array]) -> Array:
-        """Returns what an input is whose name tells it. Boxes of a model that gets the size of its own input
-        are in pixels of that: where the picture lies in it is known, and they are mapped back."""
+        """Returns the value of an input that its name defines. Boxes of a model that gets the size of its own
+        input are in pixels of that: where the picture lies in it is known, and they are mapped back."""
         picture = next((array for array in inputs.values() if array.ndim == 4), None)
         if picture is None:
             raise InvalidInput(f"the model needs the input {tensor.name!r}", field=tensor.name)

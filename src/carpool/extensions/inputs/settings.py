@@ -14,7 +14,7 @@ from carpool.errors import ConfigError
 from carpool.extensions import installed
 
 SIZES, MASK = "orig_target_sizes", "pixel_mask"
-"""Inputs whose meaning their names tell: width and height of the picture, and which of its pixels count."""
+"""Inputs that are known by their names: width and height of the picture, and which of its pixels count."""
 
 _KEYS = ("value", "texts", "template", "length")
 _MOST_INPUTS = 16
@@ -42,7 +42,7 @@ class FilledInput:
 
 @dataclass(frozen=True, slots=True)
 class InputSettings:
-    """Holds the constants. Inputs whose names tell what they are need none."""
+    """Holds the constants. Inputs that are known by their names need none."""
 
     filled: tuple[FilledInput, ...] = ()
 
@@ -128,8 +128,8 @@ def _is_numeric(value: object, depth: int) -> bool:
 
 
 def _seen(config: ModelConfig, signature: ModelSignature) -> ModelSignature:
-    """Returns the tensors as clients see them. Constants are no inputs; those whose names tell what they are
-    may be left out, and a client that sends them is believed."""
+    """Returns the tensors as clients see them. Constants are no inputs; those that are known by their names
+    are optional, and a value that a client sends is used."""
     settings = input_settings(config)
     names = {tensor.name for tensor in signature.inputs}
     for one in settings.filled:

@@ -37,7 +37,7 @@ _CERTAIN: Mapping[str, tuple[str, ...]] = {
     "read": ("confidence",),
     "detect": ("confidence",),
 }
-"""How it can be told how certain an answer is, by task."""
+"""The measures of how certain an answer is, by task."""
 _USUAL_FAN_OUT, _USUAL_ESCALATED = 4.0, 0.3  # before any was seen
 _TURNED = 1.5  # times as high as wide: text that runs downwards
 

@@ -121,7 +121,7 @@ class OpenBooking:
             if ended is not None:
                 route.rows[step].observe(columns.POST_SECONDS, now - ended)
             work.own_course().entered = now
-            work.sent = None  # its age says nothing about who comes to the engine
+            work.sent = None  # its age says nothing about new requests to the engine
             work.options = work.options._replace(latest=False)
             if self.live:
                 self._take_place(step)
@@ -179,7 +179,7 @@ class OpenBooking:
             row.add(columns.SHED[outcome.error.reason])
 
     def over(self, now: float, *, answered: bool) -> None:
-        """The front end has answered, or nobody wants it any more."""
+        """Notes that the front end has answered, or that the client has left."""
         route = self.route
         route.under_way.discard(self)
         for step in self.left if self.live else ():

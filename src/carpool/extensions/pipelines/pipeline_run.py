@@ -1,7 +1,7 @@
 """Leads one picture through the steps of a pipeline. It runs here, in the front end that decoded it.
 
 The other place would be the engine, where ensembles have theirs. But what goes from step to step is pixels,
-and those are here, or on a device that is only told what to cut out of them: the engine would have to send
+and those are here, or on a device that only gets the boxes to cut out: the engine would have to send
 boxes back and wait for crops, which is this run with more messages; or hold pictures itself, cut them and
 look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
 other, in a slot like any other, and crops of many requests share batches because their models' queues are the
@@ -19,8 +19,8 @@ its source is over; a slot is the run's until its request has it. Calls whose ou
 slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
 the run.
 
-What runs in the loop goes through `_guarded`: an error that nobody expected ends the run with an answer,
-and gives back what it holds.
+What runs in the loop goes through `_guarded`: an unexpected error ends the run with an answer, and releases
+what it holds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PipelineRun:
         self._last = Answer()
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Never raises: whoever calls serves others too."""
+        """Runs it and never raises: the caller serves other requests too."""
         try:
             act()
         except Exception as error:
@@ -191,7 +191,7 @@ class PipelineRun:
         started = monotonic()
         picture = self._picture
         if picture is None:
-            return  # nobody wants it any more
+            return  # the run has ended
         for request in state.requests:
             assert request.slot is not None
             size = at.head(state.items[request.items[0]].width, 1).tail_size
@@ -326,8 +326,8 @@ class PipelineRun:
     # ── a picture that the device decoded ──
 
     def _stays(self, device: DevicePicture, following: Sequence[tuple[int, list[Item]]]) -> bool:
-        """After the first step: whether it is kept there, as far as anybody needs it. If not, it is decoded
-        here, and what follows begins after that."""
+        """Returns whether, after the first step, the picture stays on the device for the later steps, if any
+        needs it. If not, it is decoded here, and they begin after that."""
         if not any(items for _, items in following):
             return True
         counted = self._model.service.row(self._model.entry)

@@ -320,8 +320,8 @@ def _check_order(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -> 
 
 
 def _answer(table: _LinedTable, steps: tuple[PipelineStep, ...], big: PipelineStep | None) -> tuple[str, ...]:
-    """Returns a step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big
-    model's answer if there is one, and else the cheap one's."""
+    """Returns the step whose answer is the pipeline's. It sees the whole picture; default: the first such
+    step. Of a cascade, it is the big model's answer if there is one, and else the cheap one's."""
     whole = [step.name for step in steps if step.each is None]
     text = table.text("from")
     if big is not None and big.escalate is not None:
