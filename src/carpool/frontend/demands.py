@@ -1,5 +1,5 @@
-"""Requests for models that are not in memory, where models are loaded on demand: they wait for the load, as
-long as their deadlines allow, and are told when to come back where that is not long enough."""
+"""Holds requests for models that are not in memory, where models are loaded on demand. A request waits for
+the load as long as its deadline allows; if that is too short, it is rejected with a time to retry after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN_S = 2.0  # a guess, where a model was never loaded
 
 
 class NotLoaded(Unavailable):
-    """The model will be loaded, if somebody asks for that."""
+    """Reports a model that is not in memory, and will be loaded on request."""
 
     def __init__(self, message: str, model: str) -> None:
         super().__init__(message, reason="model-not-ready")

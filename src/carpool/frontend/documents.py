@@ -1,6 +1,6 @@
 """Writes what can be read of a server: the v2 protocol's documents, which HTTP and gRPC share, as pure
 functions of the catalogue; and what the console polls, of the shared counters and of the profiles that
-somebody looks at."""
+are on display."""
 
 from __future__ import annotations
 
@@ -236,13 +236,13 @@ class LivePage:
 
 
 def with_profile(page: bytes, profile: Document | None) -> bytes:
-    """Returns the same page for somebody who looks at one model: the rest of it is shared, and written
-    once."""
+    """Returns the same page with the profile of the one model that a client displays. The rest of the page is
+    shared, and written once."""
     return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
 
 
 def with_history(page: bytes, table: Table, after: int, *, senders: bool) -> bytes:
-    """Returns the same page with the points since then, for somebody who has seen those before."""
+    """Returns the same page with the points since then, for a client that has the earlier ones."""
     points = b",".join(point for _, point in table.history.read(after, with_senders=senders))
     return b'%b,"history":[%b]}' % (page[:-1], points)
 
@@ -298,8 +298,8 @@ class _Watched:
 
 
 class ProfileWatch:
-    """Watches profiles for one front end, in its loop's thread. Nobody waits here: the next look finds what
-    came meanwhile."""
+    """Watches profiles for one front end, in its loop's thread. No client waits here: its next poll finds
+    what came meanwhile."""
 
     def __init__(self, engine: EngineClient, clock: Callable[[], float] = monotonic) -> None:
         self._engine = engine

@@ -59,8 +59,9 @@ class EngineState(BodySlots):
         return Unavailable("the engine does not take requests fast enough", reason="overload")
 
     def current(self, ask: Ask) -> ModelEntry:
-        """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
-        or the engine itself, and another one numbers anew. What serves in its place may take it."""
+        """Returns the entry that serves a request now. A request can outlive the entry that it was sent to:
+        its model was loaded again and the old entry has no requests left, or a new engine numbers entries
+        anew. The entry in its place may take the request."""
         entry, head = ask.entry, ask.head
         if not self.catalog.number:
             raise restarted()

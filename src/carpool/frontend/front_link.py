@@ -109,7 +109,7 @@ class RemoteCall:
     def __init__(self, ask: Ask, hears: Hears) -> None:
         self.coming = ask.handling.ready_in is not None  # until it is let in
         self.slot = None if self.coming else ask.slot
-        self.hears: Hears | None = hears  # None: nobody waits for it any more
+        self.hears: Hears | None = hears  # None: no caller waits for it any more
         self.in_parts = ask.handling.in_parts
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
@@ -142,7 +142,7 @@ class RemoteCall:
 
     def release(self) -> None:
         if self.link is not None:
-            return  # the engine has it: `finish` releases what nobody waits for
+            return  # the engine has it, and `finish` will release it
         if self.output is not None:
             self.output.release()
             self.output = None
@@ -223,7 +223,7 @@ class _BackgroundShare:
 
 
 class _Background:
-    """Hears of one inference that nobody waits for, and notes when the engine had no slack for it."""
+    """Passes on the results of one background inference, and notes when the engine had no slack for it."""
 
     __slots__ = ("_hears", "_key", "_share")
 
@@ -373,7 +373,7 @@ class FrontLink:
             source,
             flags,
         )
-        say = self._outbox.put if self._calls else self._outbox.send  # nobody else is asked for with it
+        say = self._outbox.put if self._calls else self._outbox.send  # the only call is sent at once
         say(record + details if details else record)
         call.number, call.link = number, self
         self._calls[number] = call
@@ -405,12 +405,12 @@ class FrontLink:
             raise TooLarge(f"{what} takes {len(question)} bytes, more than the limit of {MAX_ASK_BYTES}")
         self._number = number = self._number + 1
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._asks[number] = future  # until it is answered, even if nobody waits: the engine counts as well
+        self._asks[number] = future  # until it is answered, even if no caller waits: the engine counts too
         self._outbox.put(to_engine(ASK, number, question))
         return await future
 
     def look_at_time(self, now: float, *, hopeless: bool) -> None:
-        """Answer who should have had an answer by now; everybody, if there is no hope for the engine."""
+        """Answers the calls whose time is up; all calls, if the engine is not expected to recover."""
         if hopeless:
             for call in [call for call in self._calls.values() if call.hears is not None]:
                 call.give_up(stalled())
@@ -436,7 +436,7 @@ class FrontLink:
         self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Every call that waits gets one clear error; the memory is nobody's now but ours."""
+        """Answers every call that waits with one clear error. The engine no longer touches the memory."""
         self._transport = None
         self._outbox.close()
         self._lost(self, self._error)
@@ -653,7 +653,7 @@ def _head(place: TensorPlace) -> TensorHead:
 
 
 def _details(head: RequestHead) -> bytes:
-    """Returns the details for a model that is told them; nothing where there is nothing to tell."""
+    """Returns the details for a model that receives them; b"" where the request has none."""
     options = write_options(head.options)
     if not (head.id or options):
         return b""

@@ -55,7 +55,7 @@ class LinkClient(EngineState):
         self.refuses = gate
 
     def engine_stood_still(self, seconds: float) -> None:
-        """Told every `BEAT_S`: an engine that hangs has not closed its link, and may never do so."""
+        """Is called every `BEAT_S`: an engine that hangs has not closed its link, and may never do so."""
         if (seconds >= STALE_S) != (self.still >= STALE_S):
             _log.warning("engine-stalled" if seconds >= STALE_S else "engine-recovered")
         self.still = seconds
@@ -85,7 +85,7 @@ class LinkClient(EngineState):
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
-        """Nobody asks for them here: `RecordingClient` does."""
+        """Does nothing here: `RecordingClient` records rejected requests."""
 
     def answered_here(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """Does the same."""

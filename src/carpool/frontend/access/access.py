@@ -1,7 +1,7 @@
 """Builds all that stands between the network and a front end from the settings, and keeps it up to date.
 
-A certificate is tried in a handshake with itself before anybody meets it, so that one that is half written,
-expired or mismatched never replaces one that works.
+A certificate is tried in a handshake with itself before any client receives it. One that is half written,
+expired or mismatched therefore never replaces one that works.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pair:
-    """Holds PEM, as it was read at one moment. `client_ca` signs whoever may connect; empty: anybody may."""
+    """Holds PEM, as it was read at one moment. `client_ca` signs the clients' certificates; empty if
+    clients need none."""
 
     cert: bytes
     key: bytes
@@ -106,7 +107,7 @@ def _use(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 def _no_password() -> str:
-    """Never asked for at the terminal: nobody may be there."""
+    """Raises, so that the library never asks for a password at a terminal: a server may have none."""
     raise ValueError("the key has a password")
 
 

@@ -129,7 +129,7 @@ class Names:
 
 
 def _split(authority: str) -> tuple[str, str]:
-    """Name and port; ("", "") for what is neither, which is nobody's name."""
+    """Returns name and port; ("", "") for anything else, which is no server's name."""
     found = _HOST.fullmatch(authority)
     return (_plain(found[1]), found[2] or "") if found else ("", "")
 
@@ -169,7 +169,7 @@ class Guard:
 
     @property
     def proofs(self) -> frozenset[str]:
-        """The names of headers by which it decides who may pass: nobody else has to see them."""
+        """Returns the names of the headers that it authenticates clients by. No model needs to see them."""
         restricted = (wanted.header for wanted in self._restricted.values())
         return frozenset((*restricted, *(("authorization", "x-api-key") if self.has_keys else ())))
 
@@ -199,7 +199,7 @@ class Guard:
     # ---- HTTP -------------------------------------------------------------------------------------------
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Whatever is asked for: an answer is read by whoever has sent the request."""
+        """Raises `Forbidden` for a foreign host, on any route: the page that sends it reads the answer."""
         try:
             self._names.check_host(headers)
         except Forbidden as error:
@@ -242,7 +242,8 @@ class Guard:
     # ---- both protocols ---------------------------------------------------------------------------------
 
     def check(self, rule: Rule, key: bytes | None, what: str, model: str | None = "") -> Principal | None:
-        """`model` is None where only the message will tell it: see `check_model`."""
+        """Returns the key's holder, if any. `model` is None where only the message will name it: see
+        `check_model`."""
         try:
             who = self._holder(rule, key)
             if model is not None:
@@ -270,7 +271,7 @@ class Guard:
         return who
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
-        """Not once for each: whoever tries keys out must not fill the disk."""
+        """Logs rejections at intervals, so that a client that guesses keys cannot fill the disk."""
         self._untold += 1
         now = monotonic()
         if now >= self._tell_at:

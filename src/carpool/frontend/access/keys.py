@@ -61,13 +61,13 @@ def holder(who: Principal | None) -> str:
 
 
 def told(who: Principal | None) -> dict[str, object]:
-    """Returns who asks, for the engine, with what somebody asks of it."""
+    """Returns the fields that name a client to the engine, beside the client's request."""
     return {} if who is None else {"by": who.name, "admin": who.admin}
 
 
 def digest_of(key: bytes) -> bytes:
-    """Returns a digest keyed with what nobody outside this process knows: how long it takes to compare two of
-    them, or to look one up, says nothing about the keys."""
+    """Returns a digest keyed with a secret of this process: how long it takes to compare two of them, or to
+    look one up, says nothing about the keys."""
     return hashlib.blake2b(key, key=_pepper, digest_size=32).digest()
 
 
@@ -130,8 +130,8 @@ def _text(file: str) -> str:
 
 
 def _is_published_whole(file: Path) -> bool:
-    """Returns whether nobody sees it half written: a Kubernetes volume shows all of its files at once, by a
-    link that is replaced. A Secret made of a literal has no end of line."""
+    """Returns whether no reader ever sees it half written: a Kubernetes volume publishes all of its files at
+    once, by a link that is replaced. A Secret made of a literal has no end of line."""
     return file.parent.joinpath("..data").is_symlink()
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 class Kind(StrEnum):
     """Names what a route is for, and so whose key opens it once keys are asked for."""
 
-    HEALTH = "health"  # anybody's, always
-    PAGE = "page"  # the console's files, which say nothing about this server: anybody's, always
-    METRICS = "metrics"  # anybody's, or with --metrics-key whoever has a key
-    INFERENCE = "inference"  # whoever has a key
-    CONTROL = "control"  # whoever has an admin key
+    HEALTH = "health"  # every client, always
+    PAGE = "page"  # every client, always: the console's files, which say nothing about this server
+    METRICS = "metrics"  # every client, or with --metrics-key clients with a key
+    INFERENCE = "inference"  # clients with a key
+    CONTROL = "control"  # clients with an admin key
 
 
 class Rule(NamedTuple):
@@ -82,6 +82,6 @@ RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE.items() for name 
 
 
 def rule_of(name: str) -> Rule:
-    """Returns the rule of a route; one that somebody forgot to list is for administrators, and for no other
+    """Returns the rule of a route. One that is missing from the table is for administrators, and for no other
     site's pages."""
     return RULES.get(name, Rule(Kind.CONTROL, True))

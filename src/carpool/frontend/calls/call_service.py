@@ -40,7 +40,7 @@ class CallService(RequestService):
         picture_threads: int,
         forward: ForwardedHeaders | None = None,
     ) -> None:
-        self.forward = forward  # headers that models are told
+        self.forward = forward  # headers that models receive
         self.log = logger(name)
         self.engine = engine
         self.server_row = block.server

@@ -156,7 +156,7 @@ class _Plan:
     moves: Sequence[_Move]
     checked: Sequence[TensorHead]
     takes_long: bool
-    by_engine: bool  # all of them are in regions, and nobody need look at them
+    by_engine: bool  # all of them are in regions, and none needs a check
 
 
 def _plan(inputs: Sequence[TensorHead], tail_size: int) -> _Plan:

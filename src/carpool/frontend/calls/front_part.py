@@ -1,5 +1,5 @@
-"""Defines what an extension does in a front end. It stands here, and not beside the manifest, so that whoever
-reads manifests does not import the types of requests."""
+"""Defines what an extension does in a front end. It is not beside the manifest, so that code that reads
+manifests does not import the types of requests."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from carpool.wire.v2 import (
 )
 
 AT_ONCE = 64 * 1024
-"""Bytes of JSON or strings to read in the loop: 150,000 numbers take 25 ms, and everybody else would wait."""
+"""Bytes of JSON or strings to read in the loop: 150,000 numbers take 25 ms, and other clients wait."""
 
 _BYTES = Datatype.BYTES
 _BOOL = Datatype.BOOL

@@ -9,7 +9,7 @@ A protocol reads a request and says where its tensors lie: in the slot that its 
 to the protocol's `RequestReply`. The request owns slot, call and content, and gives each back once.
 
 OFFERED is a request whose tensors are still to come: the engine counts it, and nothing is decoded for it
-before the engine has let it in. What is in RUNNING waits or runs, which only the engine can tell apart.
+before the engine has let it in. A request in RUNNING waits or runs: only the engine knows which.
 
 Where its lane has wrappers, the request passes them on its way in; the innermost is `place`. A wrapper may
 answer (`answer_from`, `fail`), or `listen` and call what it wraps. On the way back every listener gets the
@@ -87,8 +87,8 @@ class RequestReply:
 
     __slots__ = ()
 
-    form = ""  # of its answers, by which those of other protocols are told apart; empty: they are not encoded
-    siblings = b""  # tells requests that came as one from all others
+    form = ""  # distinguishes its encoded answers from other protocols'; empty: they are not encoded
+    siblings = b""  # is the same for requests that came as one, and differs from all others'
     looked: object = None  # what was found where its answer was looked for already
 
     def answer(self, request: Request, answer: Answer) -> None:
@@ -205,7 +205,7 @@ class RequestService:
     memory: ClientMemory
     threads: ThreadPoolExecutor
     fair_threads: FairThreads  # their work is charged to clients
-    forward: ForwardedHeaders | None  # headers that models are told
+    forward: ForwardedHeaders | None  # headers that models receive
     observers: tuple[Observer, ...]
     see_pictures: tuple[SeesPictures, ...]
     lane: Callable[[ModelEntry], ModelLane]
@@ -215,8 +215,9 @@ class RequestService:
 
 
 class Request:
-    """Everything is called in the loop's thread, and nobody inherits from it: protocols and wrappers have a
-    request. `slot` is the request's own while it is not None: a thread that writes to it has it, or the call.
+    """Represents one request. All of it is called in the loop's thread. It has no subclasses: protocols and
+    wrappers hold a request. While `slot` is not None, the request owns it; else a thread that writes to it
+    does, or the call.
     """
 
     __slots__ = (
@@ -431,7 +432,7 @@ class Request:
         return self.aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
     def _with_headers(self, head: RequestHead) -> RequestHead:
-        """Returns the head with the headers that its model is told."""
+        """Returns the head with the headers that its model receives."""
         forward = self.service.forward
         if forward is None or not self.entry.signature.told:
             return head
@@ -882,7 +883,7 @@ class Request:
             slot.release()
 
     def _stop_aside(self) -> None:
-        """Nobody waits for what a thread does. Until that has ended, the slot is its."""
+        """Stops work that is not needed any more. Its thread owns the slot until it ends."""
         work, self._aside_work = self._aside_work, None
         if work is not None:
             work.stop()
@@ -911,5 +912,5 @@ class Request:
 
 
 def _no_room() -> bool:
-    """Cuts nobody off: these bodies are all here."""
+    """Never cuts a client off for slow sending: these bodies are complete."""
     return False

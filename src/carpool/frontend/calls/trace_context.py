@@ -80,7 +80,7 @@ def read_parent(field: bytes | None) -> Parent | None:
 
 
 def read_state(field: bytes | None) -> str:
-    """Returns what other tracers want to be kept; nothing where it is longer than anybody has to keep."""
+    """Returns the state that other tracers want passed on; "" where it exceeds what must be kept."""
     if field is None or not _STATE.fullmatch(field) or field.count(b",") >= _MOST_MEMBERS:
         return ""
     return field.decode()

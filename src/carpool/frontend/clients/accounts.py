@@ -7,7 +7,7 @@ the CPU time of what it makes us decode. All of it is asked for before anything 
 
 The rule of every bound is the same (dynamic thresholds): a client may have as much as is left for the others,
 or some times that. Of bytes, one client alone gets half; of n greedy ones, each gets a part in n + 1, and one
-part stays free for the next client: nobody can take all, and the client that has most is refused first. Of a
+part stays free for the next client. No client can take all, and the one that has most is refused first. Of a
 client that has its part, the connection or call that was silent for longest ends in favour of a new one.
 
 Times are arguments. Bytes may be counted in any thread; everything else belongs to the loop's.
@@ -305,8 +305,8 @@ class Accounts:
 
 
 def client_of(address: object) -> str:
-    """Returns the client of a socket's peer. A network of IPv6 is one client: whoever has one address has all
-    of it."""
+    """Returns the client of a socket's peer. A network of IPv6 is one client: the owner of one address has
+    the whole network."""
     name = str(address[0]) if isinstance(address, tuple) and address else ""
     if ":" not in name:
         return name

@@ -17,7 +17,7 @@ from carpool.frontend.clients.fair_queue import FairQueue
 
 T = TypeVar("T")
 Between: TypeAlias = Callable[[], None]
-"""Is called between the steps of work, in its thread; raises `Cancelled` if nobody waits for it any more."""
+"""Is called between the steps of work, in its thread; raises `Cancelled` if it is not needed any more."""
 
 _LONGEST_REST_S = 1.0
 
@@ -38,7 +38,7 @@ class ThreadWork(Generic[T]):
         self.done.add_done_callback(self._forget)
 
     def stop(self) -> None:
-        """Nobody wants it any more. Where it runs already, it ends between two of its steps."""
+        """Cancels work that is not needed any more. If it runs already, it ends between two of its steps."""
         self._wanted = False
         if not self.begun:
             self.done.cancel()

@@ -328,7 +328,7 @@ class Handlers:
         return bytes(_HealthCheckResponse(status=status).SerializeToString())
 
     async def _watch(self, rpc: Rpc, message: bytes) -> None:
-        """Tell the status now and whenever it changes, until the server stops."""
+        """Sends the status now and whenever it changes, until the server stops."""
         name = _service_asked_for(rpc, message)
         rpc.owed = False  # for as long as nothing changes, it is silent
         sent = None

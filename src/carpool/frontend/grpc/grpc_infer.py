@@ -60,7 +60,7 @@ _DEARER: Final = 16  # fields that are walked one by one, than as many bytes of 
 
 
 class LongReply(NamedTuple):
-    """Describes an answer that is sent from where it lies, until nobody needs that any more."""
+    """Describes an answer that is sent from where it lies. `ended` is called when it can be released."""
 
     pieces: Sequence[Buffer]
     ended: Callable[[], None]
@@ -391,7 +391,7 @@ class GrpcCall(RequestReply):
 
 
 def _no_room() -> bool:
-    """Cuts nobody off: messages have no pace."""
+    """Never cuts a client off for slow sending: messages have no pace."""
     return False
 
 

@@ -112,7 +112,7 @@ class GrpcService(FrontService):
         return self.engine.serving and catalog.ready and catalog.able and not self.stopping.is_set()
 
     async def aside(self, client: str, size: int, function: Callable[..., T], *arguments: object) -> T:
-        """Work on so many bytes: in a thread, if everybody else would have to wait for it."""
+        """Does work on so many bytes: in a thread, if all other clients would have to wait for it."""
         if size <= AT_ONCE:
             return function(*arguments)
         return await self.fair_threads.begin(client, lambda _: function(*arguments)).done
@@ -179,7 +179,7 @@ class GrpcService(FrontService):
         rpc.cut(status_of(error), details_of(error), metadata_of(error))
 
     def failed(self, rpc: Rpc, error: Exception) -> None:
-        """A bug: it must not reach whoever called, which serves others too."""
+        """Handles a bug: it must not reach the caller of the handler, which serves other calls too."""
         log.exception("request-failed", call=rpc.head.path[:80], exc_info=error)
         refuse(rpc, CarpoolError(f"the server failed on this request: {type(error).__name__}"))
         without_stack(error)

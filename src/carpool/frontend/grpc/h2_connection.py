@@ -111,7 +111,7 @@ class H2Connection:
         if refusal is not None:
             self._breach(refusal)
         else:
-            self._rests_for(0.0)  # whoever was cut off for a flood comes back, and has it to pay for
+            self._rests_for(0.0)  # a client cut off for a flood reconnects, and still pays for it
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._phase = CLOSED
@@ -148,7 +148,7 @@ class H2Connection:
             self._let_others_run()
 
     def eof_received(self) -> bool:
-        """A client that says no more hears no more, either: HTTP/2 has no half-closed connections."""
+        """Closes the connection when its client stops sending: HTTP/2 has no half-closed connections."""
         return False
 
     def pause_writing(self) -> None:
@@ -239,8 +239,8 @@ class H2Connection:
         self._mark, self._mark_at = self._data_bytes, now
 
     def retire(self) -> None:
-        """Ends the connection in order, since the server stops. First the client is told to bring no more
-        calls; those that are on their way still count, until it has answered."""
+        """Ends the connection in order, since the server stops. First it asks the client for no more calls;
+        those that are on their way still count, until the client has answered."""
         if self._phase == OPEN:
             self._phase = LEAVING
             self.outgoing.send(h2.goaway(h2.LARGEST_WINDOW, Code.NO_ERROR) + h2.frame(h2.PING, 0, 0, _OURS))

@@ -179,7 +179,7 @@ SETTINGS_SEEN = frame(SETTINGS, ACK, 0)
 
 
 def field(name: bytes, value: bytes) -> bytes:
-    """Returns a field as it is, for nobody to remember."""
+    """Returns a field as a literal, which the peer does not add to its table."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
@@ -205,7 +205,7 @@ class BlockReader:
 
     def __init__(self, limit: int) -> None:
         self._table = HeaderTable()
-        self._limit = limit  # bytes of a list that somebody will look at
+        self._limit = limit  # bytes of the longest list that is returned
         self.changes = 0  # of the dynamic table: between two equal numbers, equal blocks mean the same
 
     def read(self, block: bytes) -> tuple[Fields, int]:

@@ -48,8 +48,8 @@ CallT = TypeVar("CallT", bound=OutgoingCall)
 
 
 class Outgoing(Generic[CallT]):
-    """`sent` is told of each call whose last block went out, `credit` of each frame of data, and `ended` of
-    each call whose answer is given up."""
+    """Sends the answers of one connection's calls. `sent` is called for each call whose last block went out,
+    `credit` for each frame of data, and `ended` for each call whose answer is given up."""
 
     __slots__ = (
         *("_accounts", "_bytes", "_credit", "_ended", "_file", "_loop", "_out", "_scheduled", "_sent"),
@@ -93,8 +93,8 @@ class Outgoing(Generic[CallT]):
             self._file = transport.get_extra_info("socket").fileno()
 
     def disconnect(self) -> None:
-        """Nobody is told any more: the connection, which knows this, is freed at once and not by a collector,
-        which hardly ever comes."""
+        """Drops the callbacks. The connection, which refers to this, is thereby freed at once, and not by the
+        garbage collector, which hardly ever runs."""
         self._sent = self._credit = self._ended = self._wait = _nobody
 
     @property
@@ -280,7 +280,7 @@ class Outgoing(Generic[CallT]):
             return
         try:  # without the interpreter lock: see `link.records.Outbox.send`
             rest = data[os.write(self._file, data) :]
-        except OSError:  # it is full, or gone, which reading tells
+        except OSError:  # it is full, or gone, which the next read reports
             rest = data
         if rest:
             self.send(rest)
@@ -304,4 +304,4 @@ class Outgoing(Generic[CallT]):
 
 
 def _nobody(_what: object) -> None:
-    """Is left to be told."""
+    """Does nothing, in place of a callback that was dropped."""

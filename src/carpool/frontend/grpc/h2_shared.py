@@ -77,7 +77,7 @@ class H2Shared:
         self._tell_at = 0.0
 
     def enter(self, connection: OpenCalls) -> Breach | None:
-        """Count it in; returns why it is to be turned away, if it is."""
+        """Counts a connection in; returns why it is rejected, if it is."""
         self.connections.add(connection)
         self.emptied.clear()
         if self.stopping:
@@ -135,7 +135,7 @@ class H2Shared:
             self.loop.call_soon(self._let_go)
 
     def told(self, breach: Breach) -> None:
-        """Not once for each: whoever breaks the rules must not fill the disk."""
+        """Logs breaches at intervals, so that a client that repeats them cannot fill the disk."""
         self._untold += 1
         now = monotonic()
         if now >= self._tell_at:

@@ -290,7 +290,7 @@ def read_family(request: Any, raw: Sequence[Buffer], typed: Sequence[Sequence[Bu
 
 def read_typed(family: Family, most: int) -> None:
     """Makes the contents of an understood request binary, where they came in typed fields, and says where
-    they lie. In any thread, once, before anybody else knows the request."""
+    they lie. It is called once, in any thread, before the request is passed on."""
     head, pieces, offset = family.head, [], 0
     needed = sum(math.prod(tensor.shape) * tensor.datatype.size for tensor in head.inputs)
     if needed > most:

@@ -38,7 +38,7 @@ WINDOW = 4 << 20
 _ANNOUNCED: Final = Struct(">BL")  # whether a message is compressed, and its length
 _PREFIX = _ANNOUNCED.size
 _FIRST_BYTES: Final = 64 * 1024  # of a message that was announced
-_MOST_QUEUED: Final = 64  # messages that nobody has read yet
+_MOST_QUEUED: Final = 64  # messages that the handler has not read yet
 _EMPTY = memoryview(b"")
 _CUT_OFF: Final = "the call ended within a message"
 _GROWTH: Final = 4  # bytes copied per byte of a message: at most a third
@@ -52,7 +52,7 @@ Message = bytes | bytearray | memoryview
 
 
 class Ended(Exception):
-    """The call is over; whoever still works for it need not go on."""
+    """Reports that the call is over, so that work for it need not go on."""
 
 
 class Handler(Protocol):
@@ -136,7 +136,7 @@ class Rpc(OutgoingCall):
         self._compressed = False
         self._messages = 0
         self._inflated = 0  # bytes of the message that was read last
-        self._queue: deque[tuple[memoryview, bool]] = deque()  # messages that nobody has read yet
+        self._queue: deque[tuple[memoryview, bool]] = deque()  # messages that the handler has not read yet
         self._later = bytearray()  # what came behind as many as are kept
         self._unread = 0  # bytes of both
         self.heard: Callable[[], None] | None = None  # for a handler of many: there is something for it
@@ -267,7 +267,7 @@ class Rpc(OutgoingCall):
             self.body = memoryview(longer)
 
     def _put_off(self, data: memoryview) -> None:
-        """More messages than anybody reads: as the bytes that they came in, they take no more memory."""
+        """Stores messages that the queue has no room for as the bytes that they came in, to save memory."""
         stake, size = self.stake, len(data)
         if stake is None or not self.service.accounts.take(stake, size):
             self.service.end(self, too_many_messages())
@@ -535,7 +535,7 @@ class Rpc(OutgoingCall):
     # ── ends that its handler has not chosen ──
 
     def cut(self, status: Status, details: str, metadata: Metadata = ()) -> None:
-        """The client is told, and the handler that nobody listens any more."""
+        """Ends the call with a status for the client, and notifies the handler that the call is over."""
         handler, self.handler = self.handler, None
         self.end(status, details, metadata)
         if handler is not None:
@@ -578,7 +578,7 @@ class Rpc(OutgoingCall):
 
 def compressed(message: bytes, encoding: str) -> tuple[bytes, bytes]:
     """Returns whether it is compressed, as its first byte says it, and the message: as it is, where there is
-    no memory for that. Its client waits, and nobody else would answer."""
+    no memory for that. The client waits, and would get no other answer."""
     wbits = zlib.MAX_WBITS + (16 if encoding == "gzip" else 0)
     try:
         compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits)
@@ -620,7 +620,7 @@ def begin_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
 
 
 def _forget(left: list[tuple[Coroutine[Any, Any, None], Any]], _task: asyncio.Task[None]) -> None:
-    """Ends what nobody goes on with, and what it waits for."""
+    """Closes work that its task has not taken over, and cancels what that work waits for."""
     for work, waits_for in left:
         if waits_for is not None:
             waits_for.cancel()

@@ -76,7 +76,7 @@ class CallHead:
 
     def __init__(self, fields: Fields, size: int) -> None:
         self.size = size  # as it counts against the limit
-        self.asked: Any = None  # what its metadata ask for, once somebody has looked
+        self.asked: Any = None  # what its metadata ask for, once they have been read
         self.path = ""
         self.metadata: Metadata = ()
         self.timeout = INFINITY  # seconds
@@ -187,7 +187,7 @@ class HeadReader:
         self._known: dict[bytes, CallHead] = {}
         self._traced: dict[bytes, CallHead] = {}  # by a block without the parent
         self._known_bytes = 0  # of both
-        self.spent = 0.0  # seconds that blocks took that were not known, until somebody has charged them
+        self.spent = 0.0  # seconds that unknown blocks took, until they are charged to the client
 
     def read(self, block: bytes) -> CallHead:
         """Raises `Breach`."""
@@ -207,7 +207,7 @@ class HeadReader:
         if self._blocks.changes != before:
             self._forget()
         elif head.size > self._limit:
-            pass  # nobody looks at it twice
+            pass  # too large: it is not cached
         elif found is not None and not head.fault and head.parents() == [parent]:
             # Inside another field it would not be text: its first byte is none. And it is the only one.
             self._keep(self._traced, others, head)

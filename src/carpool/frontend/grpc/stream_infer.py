@@ -37,7 +37,7 @@ MOST_UNWRITTEN: Final = 16 << 20
 """Bytes of answers that a stream's client has not read: beyond them the next piece of a request cuts that
 request off. What there is already waits, as long as its client's account allows."""
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
-"""A client's wish to be told of the end of a request also where no answer says so."""
+"""A client's wish to be notified of the end of a request, even if no answer marks it."""
 
 
 class StreamCall(GrpcCall):
@@ -54,7 +54,7 @@ class StreamCall(GrpcCall):
         self._last: Answer | None = None  # of a text: it waits for the times, which come right behind it
 
     def forget(self) -> None:
-        """Nobody is told any more: the two would keep each other."""
+        """Drops the callbacks, since the call and the stream would keep each other alive."""
         self._reply = self.say_part = _nobody
 
     def part(self, request: Request, answer: Answer) -> None:
@@ -271,7 +271,7 @@ class Stream:
     def _say(self, answer: bytes | LongReply, *, last: bool) -> None:
         rpc = self._rpc
         if rpc.over:
-            return  # nobody hears it
+            return  # no client reads it
         size = _size_of(answer)
         self._unwritten += size
         self._answers.append((answer, last))
@@ -347,4 +347,4 @@ def _leave(calls: set[StreamCall]) -> None:
 
 
 def _nobody(_answer: object) -> None:
-    """Is left to be told."""
+    """Does nothing, in place of a callback that was dropped."""

@@ -149,8 +149,8 @@ class HttpApp:
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
     `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
-    `load_report` says whether answers tell the load: off, asked or always; `forward` which headers models
-    are told. `parts` are wrapped around all others (`front_service.ModelLanes`); `started` decides which
+    `load_report` says whether answers report the load: off, asked or always; `forward` which headers models
+    receive. `parts` are wrapped around all others (`front_service.ModelLanes`); `started` decides which
     extensions are on without a model.
     """
 
@@ -223,7 +223,7 @@ class HttpApp:
 
         if dialect is not None and dialect.finds_keys_in_bodies and self._lacks_key(head, dialect):
             start: Start = partial(self._look_for_key, dialect, started)
-        elif rule.changes:  # asked, and told in the log, each time
+        elif rule.changes:  # checked, and logged, each time
             start = each_time
         elif self._guard.has_keys:
             start = _WhileKeysLast(self._guard, head, passed)

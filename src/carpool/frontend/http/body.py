@@ -54,7 +54,7 @@ class Sink(Protocol):
 
 
 class Discard:
-    """Reads past a body that nobody wants, up to a limit."""
+    """Reads past a body that is not needed, up to a limit."""
 
     __slots__ = ("_left", "_limit")
 
@@ -78,7 +78,7 @@ class Payer(NamedTuple):
 @mypyc_attr(native_class=False)
 class GatheredBody(bytearray):
     """Holds a body in memory, up to a limit of its own and what its client's account has room for. It counts
-    for as long as anybody holds it: a queue, a thread, a view."""
+    for as long as anything refers to it: a queue, a thread, a view."""
 
     def __init__(self, limit: int, payer: Payer) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def inflate(
     shared: Shared,
     failed: Callable[[Exception], None],
 ) -> None:
-    """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
+    """Hands the app a body that is complete. Raises errors, or passes later ones to `failed`."""
     inflater = BodyInflater(body.encoding, body, plan.limit, body.payer)
     if inflater.begin():
         plan.done(inflater.body, received_at)
@@ -388,7 +388,7 @@ class BodyIntake:
         self.into: memoryview | None = None
         self._more: More | None = None
         self._sink: Sink | None = None  # takes a body of known length that goes elsewhere
-        self.chunks: ChunkedReader | None = None  # reads one whose length nobody knows
+        self.chunks: ChunkedReader | None = None  # reads one of unknown length
         self.gathered: GatheredBody | None = None  # what came of one that is kept in memory
         self.got = 0
         self.size = 0  # of a body of known length

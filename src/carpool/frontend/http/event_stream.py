@@ -111,7 +111,7 @@ class EventStream:
 
 
 def _nothing() -> None:
-    """Does nothing, since nobody waits for it."""
+    """Does nothing, since no caller waits for it."""
 
 
 def _not_counted(_size: int) -> None:

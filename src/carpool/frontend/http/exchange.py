@@ -378,8 +378,8 @@ class Exchange:
     # ── an answer in pieces: see `EventStream` ──
 
     def begin(self, fields: bytes) -> bool:
-        """Answer 200; what `go_on` sends is the body. Whether that is chunked. The client may still leave, of
-        which `on_disconnect` tells."""
+        """Answers 200; returns whether the body, which `go_on` sends, is chunked. The client may still leave,
+        which `on_disconnect` reports."""
         return self._connection is not None and self._connection.begin_answer(fields)
 
     def go_on(self, data: bytes) -> int:
@@ -489,7 +489,7 @@ def fields_of(error: CarpoolError) -> bytes:
 def answer_error(
     exchange: Exchange, error: CarpoolError, more_fields: bytes = b"", gate_status: int = 429
 ) -> None:
-    """The end of the error, too: nobody needs to know any more where it came from."""
+    """Answers with an error, and drops its stack: where it came from is not needed any more."""
     without_stack(error)
     status, fields, body = rendered(error, gate_status)
     exchange.respond(status, fields + more_fields, body)

@@ -1,4 +1,4 @@
-"""Divides a front end's own time between those who ask: who is turned away, and who is told later.
+"""Divides a front end's own time between clients: which requests it rejects, and which answers it delays.
 
 Everything that is decided is decided in `core`; here are the loop's clock, the connections and the prices.
 """
@@ -32,7 +32,7 @@ _LOOK_TOGETHER_S: Final = 0.02
 _TOGETHER: Final = 4
 _LOOK_EVERY_S: Final = 0.005
 _LAST_DATA_RECEIVED: Final = struct.Struct("52xI")  # of struct tcp_info: milliseconds since data came last
-_KEPT_S: Final = 0.25  # what was seen, while nobody comes who can be asked
+_KEPT_S: Final = 0.25  # how long a measurement holds, while no request can be measured
 _LONGEST_S = 10.0  # what would be more is no wait: it is a field that means something else here
 _UNMET_S: Final = (
     0.5  # so long after its refusals had to wait, a lane counts as wanting more than it asked for
@@ -40,7 +40,7 @@ _UNMET_S: Final = (
 _NO_PROMISE_WAIT_S: Final = 0.1
 _DOCUMENT_WAIT_S: Final = 1.0
 _PACED = (Refused, InvalidInput, NotFound, TooLarge, Unsupported, WrongMethod)
-"""Errors that clients bring upon themselves, or that come in floods. The others are told at once."""
+"""Errors that clients bring upon themselves, or that come in floods. The others are answered at once."""
 
 _REQUEST_S: Final = 150e-6  # of the loop: the unit in which lanes ask
 _REFUSAL_S = 80e-6
@@ -58,10 +58,10 @@ class Unread:
 
     Asked of the kernel, which alone knows: it notes when data comes, to the tick (4 ms or less).
 
-    The loop's own turns would say less. uvloop does not tell when it polled, a poll that returns late cannot
-    be told from one that had nothing to return, and on a busy machine it is just the waking up that takes
-    long. A question to the kernel costs some microseconds, so the answer is good for all requests of the next
-    few milliseconds: of the same turn, mostly.
+    The loop's own turns would say less. uvloop does not report when it polled, a poll that returns late looks
+    like one that had nothing to return, and on a busy machine it is just the waking up that takes long. A
+    question to the kernel costs some microseconds, so the answer is good for all requests of the next few
+    milliseconds: of the same turn, mostly.
     """
 
     __slots__ = ("look_at", "seconds")
@@ -93,7 +93,7 @@ class Excuse(Protocol):
 
 
 class Fairness:
-    """Divides the time of one front end, in its loop's thread only. Without `behind` nobody is turned away
+    """Divides the time of one front end, in its loop's thread only. Without `behind` no request is rejected
     here."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Fairness:
         self._hold(lane, partial(exchange.respond, status, fields + more_fields, body), cost, now, wait)
 
     def document(self, exchange: Exchange, handle: Callable[[], BodyPlan], cost: float = 0.0) -> BodyPlan:
-        """Do what a small route does: at once, or in its turn. `cost` is what it costs somebody else."""
+        """Does what a small route does: at once, or in its turn. `cost` is what it costs the engine."""
         now = exchange.head_at
         lane = self._backlog.shares.lane(("", exchange.payer), now)
         if self._pacer.is_free(lane.key, now) or exchange.head.has_body or not self._can_wait(exchange):
@@ -183,8 +183,8 @@ class Fairness:
         self._charge(self._backlog.shares.lane(("", address), now), seconds, now)
 
     def _charge(self, lane: FrontLane, seconds: float, now: float) -> None:
-        """What is done for one counts as done: it must not look as if the others had made the front end late,
-        who then would be turned away for it."""
+        """Counts work for one client as done. Else it would look as if other clients had made the front end
+        late, and their requests would be rejected for it."""
         lane.asked.add(seconds / _REQUEST_S, now)
         self._backlog.shares.done.add(seconds / _REQUEST_S, now)
 
@@ -212,7 +212,7 @@ class Fairness:
         for act in self._pacer.due(monotonic()):
             try:
                 act()
-            except Exception:  # the others of this turn wait for nobody else
+            except Exception:  # the others of this turn must still be answered
                 log.exception("answer-failed")
         waiting = self._pacer.waiting
         if waiting and self._timer is None:
@@ -228,7 +228,7 @@ class Fairness:
 
 
 def _handle_later(exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
-    """A small route whose turn came after its head: there is nobody further up who would answer for it."""
+    """Runs a small route whose turn came after its head. No caller is left to answer for its errors."""
     if not exchange.pending:
         return
     try:
@@ -243,10 +243,10 @@ def _handle_later(exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
 
 
 def _lane(entry: ModelEntry, exchange: Exchange, source: str) -> LaneKey:
-    """Returns who pays: a key's holder, who cannot take more by making up sources; else whoever named itself,
-    or else where it comes from."""
+    """Returns the client to charge: a key's holder, who cannot take more by making up sources; else the
+    source that the request names, or else its address."""
     return entry.name, exchange.payer if exchange.head.who is not None else source or ADDRESS + exchange.peer
 
 
 def _nothing() -> None:
-    """The client left: there is nothing to save, and nobody to tell."""
+    """Does nothing when the client leaves: no work is to be saved, and no client to be answered."""

@@ -40,7 +40,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             for opened in sockets:
                 opened.close()
-            # Free on one address, and somebody's on the other: another one then.
+            # The port is free on one address, and taken on the other: try another one.
             if port or not sockets or attempt == _ATTEMPTS - 1:
                 raise _cannot_listen(host, port, error) from error
     raise AssertionError("the last attempt returns or raises")
@@ -187,7 +187,7 @@ class HttpServer:
         charge: Charge | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`unread` is told how long requests wait to be read, for whoever else wants to know; `charge`, what
+        """`unread` collects how long requests wait to be read, for other components; `charge`, what
         connections take. `accounts` are those of its clients, where others charge them, too."""
         self._accounts = accounts
         self._app = app
@@ -224,7 +224,7 @@ class HttpServer:
 
     @property
     def answered_here(self) -> dict[str, int]:
-        """Answers that the app has not seen, by reason: bad requests, timeouts, connections turned away."""
+        """Answers that the app has not seen, by reason: bad requests, timeouts, rejected connections."""
         return dict(self._shared.answered_here)
 
     def stop_accepting(self) -> None:

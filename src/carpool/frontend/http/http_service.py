@@ -74,7 +74,7 @@ Tell: TypeAlias = Callable[[bytes | None], None]
 
 _SLICE_S = 0.0005
 _EVERY_S = 0.1
-_BURST_S = 0.5  # of intervals that nobody used: a person who asks a few times is not kept waiting
+_BURST_S = 0.5  # of unused intervals: a person who asks a few times is not kept waiting
 _MOST_OF_THE_LOOP = 0.05
 
 
@@ -115,7 +115,7 @@ def _type_of(name: str) -> bytes:
 class SharedPage:
     """What it says is never older than the question. Used in the loop's thread only.
 
-    Whoever asks too often waits for the next page instead of getting an old one: programs that count before
+    A client that asks too often waits for the next page and never gets an old one: programs that count before
     and after something they do would otherwise count wrongly.
     """
 
@@ -130,7 +130,7 @@ class SharedPage:
         self._due = 0.0  # when the next page would be due at the steady pace
 
     def ask(self, tell: Tell) -> None:
-        """`tell` is called in the loop: with the page, or with nothing if it could not be written."""
+        """Calls back in the loop: with the page, or with None if it could not be written."""
         self._asking.append(tell)
         if not self._under_way:
             self._begin_in_time()

@@ -343,7 +343,7 @@ class ImageRequest:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
                 if self.target.lane.early is None or not self._is_known(body):
-                    # One that was gathered counts there, for as long as anybody holds it.
+                    # One that was gathered counts there, for as long as anything refers to it.
                     self._begin(Sent((body,)), 0 if isinstance(body, GatheredBody) else len(body))
                 return
             if len(body) <= AT_ONCE:

@@ -87,7 +87,7 @@ _MIXED_ANSWER = b"Content-Type: application/octet-stream\r\n" + TIMING
 _JOINED: Final = 8 * 1024  # up to here one more copy is cheaper than sending pieces
 _JSON_NUMBER: Final = 32  # bytes, with its comma and some space
 _TYPED_NUMBER: Final = 10  # the longest that protobuf writes
-_JSON_REST: Final = 1 << 20  # names, parameters, what nobody expects
+_JSON_REST: Final = 1 << 20  # names, parameters, unknown fields
 _ALWAYS_READ: Final = (
     64 * 1024
 )  # up to here a body is read in any case: what is wrong with it can then be said exactly
@@ -483,7 +483,7 @@ class HttpCall(RequestReply):
             body.move()
         answer.taken = True
         if exchange.pending:
-            exchange.on_disconnect = request.leave  # until it has begun: else nobody would count the request
+            exchange.on_disconnect = request.leave  # until it has begun, so that the request is counted
         exchange.respond_long(body)
         if not exchange.pending:  # its client has left while a thread worked, or it was rejected already
             request.leave()

@@ -191,7 +191,7 @@ class ModelRoute(Generic[Target]):
 
     def current(self, at: float) -> Target:
         """Returns what serves these requests now: a change of the catalogue holds from the next look on. `at`
-        is when the request's head was here, by which it is told apart from others."""
+        is when the request's head was here, which distinguishes it from other requests."""
         catalog = self.service.engine.catalog
         if catalog is not self._catalog or self._target is None:
             self._target = self.choice = self._found = None

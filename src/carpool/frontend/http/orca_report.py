@@ -31,7 +31,7 @@ _JSON = b'endpoint-load-metrics: JSON {"application_utilization":%.4f,"rps_fract
 
 
 class LoadReport:
-    """Read from the counters a few times a second, by a front end that is to tell it."""
+    """Reports the load in answers. The front end reads it from the counters a few times a second."""
 
     def __init__(self, table: Table, *, always: bool) -> None:
         self._table = table

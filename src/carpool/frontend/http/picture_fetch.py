@@ -1,9 +1,9 @@
 """Fetches pictures that a client names by their address, from hosts that the operator allows and no others.
 
-A server that fetches what it is told to would reach what its clients cannot: other machines behind the same
+A server that fetches any given address would reach what its clients cannot: other machines behind the same
 firewall, a cloud's metadata, itself. So every address that a name leads to must be public, the connection
 goes to the address that was checked and not to the name, and each redirect is checked like the first address.
-Time and bytes are bounded, and what cannot be fetched is told in the same words whatever it was.
+Time and bytes are bounded, and every failure to fetch is reported in the same words, whatever its cause.
 
 Fetches are divided among clients and among hosts: each may have as many as are left for the others, so that
 one slow host or one client never takes all. A host that sends too slowly is given up.
@@ -64,7 +64,7 @@ class PictureAddress(NamedTuple):
 
 
 def is_public(address: str) -> bool:
-    """Returns whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
+    """Returns whether the address is public. IPv6 that leads on to an IPv4 address never is."""
     found = ip_address(address)
     if isinstance(found, IPv6Address):
         return found in _GLOBAL_IPV6 and not any(found in network for network in _SPECIAL_IPV6)

@@ -120,8 +120,8 @@ def ask(
     tell: Tells,
     tell_error: TellsError | None = None,
 ) -> None:
-    """Asks a model, and answers the exchange: with what `tell` makes of the answer, or with an error. `at` is
-    when the body was here."""
+    """Asks a model, and answers the exchange: with what the first callback makes of the answer, or with an
+    error. `at` is when the body was here."""
     rewrite(exchange, tell, tell_error, drawn=bool(question.drawn))
     if len(question.pictures) > MAX_PICTURES:
         service.fair.tell(exchange, TooLarge(f"a request may have at most {MAX_PICTURES} images"))

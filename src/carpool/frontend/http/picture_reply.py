@@ -15,7 +15,7 @@ from carpool.observe.columns import REQUEST_SECONDS
 from carpool.observe.counters import Row
 
 FORM: Final = "picture"
-"""Of answers on the picture routes, by which those of other protocols are told apart."""
+"""Names the form of answers on the picture routes, which distinguishes them from other protocols' answers."""
 
 JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
 DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
@@ -40,5 +40,5 @@ def assumed_fields(model: PictureModel) -> bytes:
 
 
 def version_fields(version: str) -> bytes:
-    """Who answered, and a name for the answer that says so too: for whoever has something to say about it."""
+    """Returns the fields that name the model version, and the answer: clients refer to it in feedback."""
     return VERSION % version.encode() + b"X-Carpool-Id: %b-%016x\r\n" % (version.encode(), getrandbits(64))

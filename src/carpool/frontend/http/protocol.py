@@ -442,7 +442,7 @@ class Connection:
     def _begin(self, head: HttpHead) -> None:
         now, shared = monotonic(), self._shared
         if shared.unread.seconds and now >= shared.unread.look_at:
-            # Whoever is turned away for it has no body to look at.
+            # A request that is rejected for having waited is never read to its end: it is measured here.
             shared.unread.look(None if self._queued else self._borrowed.get(), now)
         exchange = self._exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._head = head

@@ -1,4 +1,4 @@
-"""Reads the body of a request where that holds up nobody else."""
+"""Reads the body of a request where that delays no other client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def read_aside(
     then: Callable[[Found], None],
     *more: object,
 ) -> None:
-    """Reads the body and `more` with `read`: long ones in a thread.
-    What is wrong with them, or comes of `then`, is told."""
+    """Reads the body and `more` with `read`, long ones in a thread, and passes the result to `then`. The
+    client is answered with the errors of either."""
 
     def go_on(work: asyncio.Future[Found]) -> None:
         if not exchange.pending:

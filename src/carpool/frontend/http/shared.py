@@ -45,11 +45,11 @@ class OpenConnection(Holder, Protocol):
 
 
 Charge: TypeAlias = Callable[[str, float], None]
-"""Told an address, and what its connections took of the loop: seconds that no request stands for."""
+"""Is called with an address, and the seconds of the loop that its connections took beside their requests."""
 
 
 def _nobody_counts(_address: str, _seconds: float) -> None:
-    """Does nothing, where nobody is turned away for what others do."""
+    """Does nothing, where no request is rejected for the load of other clients."""
 
 
 class Shared:
@@ -86,7 +86,7 @@ class Shared:
         self.emptied.set()
         self.date = date_line(time())
         self.answered_here: Counter[str] = Counter()
-        """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
+        """Answers that no app has seen, by reason: bad requests, timeouts, rejected connections."""
         self.inflating = Shares(limits.max_inflating)
         """Bodies that are being decompressed, or wait for that, by client."""
         self._inflaters: ThreadPoolExecutor | None = None
@@ -102,7 +102,7 @@ class Shared:
         return self._inflaters
 
     def enter(self, connection: OpenConnection, peer: str) -> Fault | None:
-        """Count it in; returns why it is to be turned away, if it is."""
+        """Counts a connection in; returns why it is rejected, if it is."""
         self.charge(peer, _CONNECTION_S)
         self.connections.add(connection)
         self.emptied.clear()

@@ -195,7 +195,7 @@ def _answer_ready(exchange: Exchange, is_ready: bool) -> None:
 
 
 def front_page(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """The console for whoever asks for HTML; a short text for curl and its like."""
+    """Answers with the console where a client accepts HTML; with a short text for curl and its like."""
     if b"text/html" in exchange.head.headers.get(b"accept", b"").lower():
         answer_asset(exchange, site()["index.html"], b"vary: accept\r\n")
     else:
@@ -215,8 +215,8 @@ def console_file(_service: HttpService, exchange: Exchange, variables: Variables
 
 
 def console_live(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """Answers, with `?model=…&version=…`, also the profile of that one, as far as the engine has told it;
-    with `?after=…` the points of the history since then."""
+    """Answers with the console's page: with `?model=…&version=…` also that model version's profile, as far as
+    the engine has reported it; with `?after=…` also the points of the history since then."""
     page = service.live.read(service.engine)
     asked = read_query(exchange.head.query)
     if "model" in asked:
@@ -260,7 +260,7 @@ def _answer_page(service: HttpService, exchange: Exchange, page: bytes) -> None:
 
 
 def _wants_openmetrics(accepted: bytes) -> bool:
-    """Returns whether a scraper would rather have that than the plain text, which everybody takes."""
+    """Returns whether a scraper prefers OpenMetrics to the plain text, which every scraper takes."""
     weights = {b"application/openmetrics-text": 0.0, b"text/plain": 0.0}
     for part in accepted.lower().split(b","):
         name = part.partition(b";")[0].strip()

@@ -1,4 +1,4 @@
-"""Tells v2 requests with image files in their tensors from all others."""
+"""Recognizes v2 requests with image files in their tensors."""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ class PictureModel(PicturePlan):
         size: int = FILE_AT,
         images: int = 1,
     ) -> RequestHead:
-        """Returns what goes to the engine for a file that lies in a slot, whatever its length. By the
-        `size` it is told from other things that the device makes an input of: see `picture_leases`."""
+        """Returns what goes to the engine for a file that lies in a slot, whatever its length. Its
+        `size` distinguishes it from other things that the device makes an input of: see `picture_leases`."""
         tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (size,), 0, size)
         return RequestHead("", (tensor,), outputs, options, True, size, images, encoded=True)
 
@@ -225,7 +225,7 @@ class SentPictures(Content):
 
     @property
     def files(self) -> Sequence[Buffer]:
-        """As they came, as long as somebody needs them."""
+        """Returns the files as they came, for as long as they are needed."""
         return self._pictures
 
     def for_model(self, model: PictureModel) -> SentPictures:

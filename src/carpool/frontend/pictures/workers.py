@@ -3,9 +3,8 @@
 What finishes a picture goes before what begins one, so that answers leave as soon as they can. Of those that
 begin, clients get equal parts of the time; among clients that are about even, and for each, the earliest
 deadline goes first. Pictures that take long leave a thread to the others, and only so many pixels of them are
-in memory at a time. How many may wait to begin is
-bounded, and a picture that would be late is refused at once, before any work is done for it. What nobody
-waits for is done when nothing else is to do.
+in memory at a time. How many may wait to begin is bounded, and a picture that would be late is refused at
+once, before any work is done for it. Background work is done when nothing else is to do.
 """
 
 from __future__ import annotations
@@ -162,11 +161,11 @@ class Workers:
         return job
 
     def drop(self, job: PictureJob) -> bool:
-        """Nobody wants it any more. False if a thread has begun it, or has done it: then `then` is called."""
+        """Drops work that is not needed any more; False if a thread has begun it, which calls `then`."""
         with self._lock:
             if job.begun or job.work is None:
                 return False
-            # It holds a picture and whoever wanted it; its place in the heap is skipped.
+            # It refers to a picture and its caller. Its place in the heap is skipped.
             job.work, job.then = None, _nobody
             self.waiting -= 1
             self._beginning.left(job.client, job.weight)
@@ -188,7 +187,7 @@ class Workers:
         return len(self._idle) < _MOST_IDLE
 
     def idle(self, work: Callable[[], Any], then: Then) -> bool:
-        """Do what nobody waits for, when nothing else is to do; False if too much of it waits already."""
+        """Does background work when nothing else is to do; False if too much of it waits already."""
         self._start()
         with self._lock:
             if self._closed or not self.takes_idle:
@@ -350,8 +349,8 @@ class Workers:
 
 
 def _failed(then: Then, bug: Exception) -> None:
-    """One that raises must not keep the others from their results. It hears once more, of the bug: what it
-    holds is given back, and whoever waits for it is answered."""
+    """Logs that a callback raised, so that the others still get their results. The callback is called again,
+    with the bug, to release what it holds and to answer its request."""
     _log.exception("result-lost")
     with contextlib.suppress(Exception):
         then(None, without_stack(bug))
