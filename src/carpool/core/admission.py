@@ -1,4 +1,4 @@
-"""The gate: say no at arrival, before any decoding, to what would not make it."""
+"""Implements the gate: rejects at arrival, before any decoding, requests that would miss the SLO."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from carpool.core.scheduler_state import SchedulerState
 from carpool.core.shares import DeviceShares
 
 MOST_LAG: Final = 0.2
-"""Requests may spend a fifth of a promise on their way to the scheduler. What is more says that it cannot
-take them as fast as they come, whatever the device could do: the front ends must say no instead."""
+"""Requests may spend a fifth of the SLO on their way to the scheduler. A longer lag shows that it cannot take
+them as fast as they arrive, whatever the device could do: the front ends must reject them instead."""
 
 SPARED_LAG: Final = 0.05
 """Beside other models, which wait in the same line, a flooded one is held to a twentieth: it has more to
@@ -23,12 +23,12 @@ refuse than its device could answer, and loses nothing if that is done before.""
 def gate(
     core: SchedulerState, shares: DeviceShares, slo: float, job: Job, lane: Lane, now: float
 ) -> Refusal | None:
-    """Returns nothing, or why the job is rejected. Two questions: can it finish in time, and would it drag
-    the others down?
+    """Returns nothing, or why the job is rejected. Two questions: can it finish in time, and would it delay
+    the others?
 
     The second reads: the batch that would meet its deadline is smaller than what will be waiting by then, and
-    batches that small cannot keep up with the traffic. While every instance is gone the answer is no at once:
-    to replace one takes far longer than anybody promises.
+    batches that small cannot keep up with the traffic. While every instance is gone the job is rejected at
+    once: replacing one takes far longer than any SLO.
     """
     curve, instances = core.curve, core.instances
     coming = job.course.ready_at > -INFINITY  # its input is: none is admitted for which it could be in vain
@@ -62,7 +62,7 @@ def gate(
         terms = _terms(core, instance, job, behind, starts, wait, slack, now)
         return _refusal(core, Reason.CANNOT_FINISH, terms)
     if room >= batch:
-        return None  # whatever gathers, it rides in a batch of the best size
+        return None  # whatever gathers, it runs in a batch of the best size
     most = instances.pace * curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share
@@ -83,11 +83,11 @@ def _wait_of_coming(
     """Returns how long from now it starts, when one whose input is there would start after `wait`.
 
     If its input is not there by then, batches leave without it, one after the other while there is traffic,
-    and it rides in the first that begins when it is.
+    and it runs in the first that begins when it is.
     """
     idle = len(core.instances.idle)
     if idle > core.lanes.waiting:
-        return max(wait, job.course.ready_at - now)  # nobody is before it, and an instance is free
+        return max(wait, job.course.ready_at - now)  # no request is before it, and an instance is free
     if idle:
         wait += instance.speed.mean * core.curve.times[1]  # the first that is there leaves at once, alone
     late = job.course.ready_at - now - wait
@@ -106,9 +106,10 @@ def _batch_s(core: SchedulerState, batch: int, now: float) -> float:
 
 
 def backed_up(core: SchedulerState, job: Job, now: float) -> Refusal | None:
-    """Whoever comes now waits behind those who are not even here yet: only who has not set out is spared.
+    """Returns why a new request is rejected because of those still on their way, or nothing.
 
-    Those of another model, maybe: then it is for that model to refuse, and this one's wait ends with it.
+    It would have to wait behind them: only a request that has not been sent on can avoid that. They may be
+    another model's: then that model has to reject, and this one's wait ends with it.
     """
     lag = core.lag.at(now)
     if lag <= SPARED_LAG * core.slo or not core.entrance.is_too_much(now):
@@ -129,11 +130,13 @@ def _is_flooded(core: SchedulerState, now: float) -> bool:
 
 
 def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
-    """An instance that has not run for a whole promise lets one through, whatever it believes of itself. So
-    does a kind of work that was not run for long, though other kinds keep the instances busy.
+    """Returns whether a job is let in as a probe, whatever is forecast. An instance that has not run for a
+    whole promise lets one through. So does a kind of work that was not run for long, though other kinds keep
+    the instances busy.
 
-    Without this a device that was slow for a second would refuse everybody for ever: nothing runs, so nothing
-    is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves nothing.
+    Without this a device that was slow for a second would reject all requests for ever: nothing runs, so
+    nothing is learned. Only a job with the whole promise ahead of it: a client's short deadline proves
+    nothing.
     Where steps of a pipeline come after this one, that decides for all of them (core/remaining.py).
     """
     if job.course.probe:

@@ -1,9 +1,9 @@
 """Divides one device between several models: decides whose turn it is, by weight, so that a busy one cannot
 starve another.
 
-Time-division, by start tags: whoever has used least of its share goes next, and nobody saves up what it did
-not use. A batch that runs is never interrupted, so while another model with a promise is active no batch may
-take longer than half of that promise: the other half is for the batch of whoever had to wait.
+Time-division, by start tags: the model that has used least of its share goes next, and none saves up what it
+did not use. A batch that runs is never interrupted, so while another model with a promise is active no batch
+may take longer than half of that promise: the other half is for the batch of the request that had to wait.
 
 Where models are steps of one pipeline, the later step goes first: what was done for a request is lost if the
 rest of it comes too late. Weights divide between pipelines, and between them and other models.
@@ -11,7 +11,7 @@ rest of it comes too late. Weights divide between pipelines, and between them an
 In a cascade whose cheap model answers where there is no time for the big one, that holds only until too much
 waits for the cheap one, which the promise rests on: then it goes first.
 
-Work that nobody waits for takes turns as well, which count for nothing here: see background.py.
+Work that no client waits for takes turns as well, which count for nothing here: see background.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ModelTurn(DeviceTurn):
         return self.step > other.step and not self.step_of.isdisjoint(other.step_of)
 
     def precedes(self, other: ModelTurn, now: float) -> bool:
-        """The same for this moment: a big model goes first while the cheap one has time to spare."""
+        """Returns the same for this moment: a big model goes first while the cheap one has slack."""
         if not self.cheap_of.isdisjoint(other.big_of):
             return self._pressed(now)
         if not self.big_of.isdisjoint(other.cheap_of):
@@ -97,7 +97,7 @@ class ModelTurn(DeviceTurn):
 
     @property
     def wants(self) -> bool:
-        """Somebody is ready to ride, and an instance here could carry them."""
+        """Returns whether jobs are ready and an instance here could run them."""
         waiting = self.scheduler.lanes.ready and not self._declined
         return bool(waiting) and any(instance.idle for instance in self.instances)
 
@@ -110,13 +110,13 @@ class ModelTurn(DeviceTurn):
         return self._recent.at(now)
 
     def active(self, now: float) -> bool:
-        """Whoever came lately may come again, and must find the others' batches short enough."""
+        """Returns whether requests came lately: the next must find the others' batches short enough."""
         since = now - self.scheduler.constants.lately_s
         return any(lane.seen > since for lane in self.scheduler.lanes)
 
     def longest_of_others(self, now: float) -> float:
-        """Seconds that a batch of somebody else may take without breaking the promise of this model, of which
-        a part passes before its requests are here and after their batch."""
+        """Returns the seconds that a batch of another model may take without breaking the promise of this
+        one, of which a part passes before its requests are here and after their batch."""
         core = self.scheduler
         if core.slo == _INFINITY:
             return _INFINITY
@@ -238,8 +238,8 @@ class Arbiter:
         return not any(isinstance(batch.turn, BackgroundTurn) for batch, _ in self._running.values())
 
     def slack(self, now: float) -> BackgroundRoom:
-        """Returns the room for a batch of background work that would start now. Whoever is ready goes first,
-        however little time that would cost: else a promise of many small batches is late by one of these
+        """Returns the room for a batch of background work that would start now. Ready requests go first,
+        however little time the batch would cost: else a promise of many small batches is late by one of these
         again and again."""
         turns = self._turns
         busy = any(turn.scheduler.lanes.ready for turn in turns) or not self.has_room

@@ -1,9 +1,9 @@
-"""Work that nobody waits for, such as a new version's answers that are only compared: it runs out of what
-the models on a device leave over, and no model can see it.
+"""Runs work that no client waits for, such as a new version's answers that are only compared, in the time
+that the models on a device leave over, without any of them noticing.
 
-It starts when nobody is ready to run, and is short enough for whoever comes while it runs: a tenth of his
-promise. From seven tenths of what the models can answer in time on, or while a gate says no to anybody, there
-is none at all: production is then as it would be alone, batch by batch.
+It starts when no request is ready to run, and is short enough for those that come while it runs: a tenth of
+their promise. From seven tenths of what the models can answer in time on, or while a gate rejects any
+request, there is none at all: production is then as it would be alone, batch by batch.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from carpool.core.scheduler_state import SchedulerState
 BACKGROUND_LOAD: Final = 0.7
 BACKGROUND_DELAY: Final = 0.1
 BACKGROUND_QUIET_S: Final = 1.0
-"""Work that nobody waits for runs while less than this share is asked of what the models on its device
-can answer in time, and for a second nobody was told no; it takes what is left of the share, and no batch
-of it takes more than a tenth of a promise. 0.9 would gain next to nothing."""
+"""Work that no client waits for runs while less than this share is asked of what the models on its device can
+answer in time, and no request was rejected for a second; it takes what is left of the share, and no batch of
+it takes more than a tenth of a promise. 0.9 would gain next to nothing."""
 
 BACKGROUND_RARE: Final = 0.005
 BACKGROUND_LONG_S: Final = 20.0
 BACKGROUND_UNSEEN: Final = 0.01
-"""Longer batches of it may run, within half of what the most urgent has to spare, as long as all such
-work takes this share of twenty seconds: fewer requests meet one than the slowest hundredth. Where less
-than a hundredth of a request comes within a promise, it is all of what one has to spare."""
+"""Longer batches of it may run, within half of the slack of the most urgent request, as long as all such work
+takes this share of twenty seconds: fewer requests meet one than the slowest hundredth. Where less than a
+hundredth of a request comes within a promise, they may take all of that slack."""
 
 BACKGROUND_PROMISES: Final = 10.0
 BACKGROUND_PROMISE_S: Final = 0.5
-"""It is skipped when it has waited for ten promises. A model without one is treated as if it promised
-half a second, and is left alone while anybody waits for it."""
+"""It is skipped when it has waited for ten promises. A model without one is treated as if it promised half a
+second, and is left alone while any request waits for it."""
 
 _MOST_WAITING = 32  # requests of one model: they hold memory, and more than a few batches would only get old
 _LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever ends has it looked for, too
-_NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # a no that says nothing about the device
+_NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # refusals that say nothing about the device
 
 
 class BackgroundRoom(NamedTuple):
@@ -96,7 +96,7 @@ class BackgroundTurn(BatchTurn):
         self._instances = instances  # those on the device
         self.wake = wake  # has the model decide again
         self._jobs: deque[Job] = deque()  # those that have left are passed over
-        self._gone: list[Job] = []  # skipped, and not told yet
+        self._gone: list[Job] = []  # skipped, and not reported yet
         promise = core.slo if core.slo < INFINITY else BACKGROUND_PROMISE_S
         self._patience = BACKGROUND_PROMISES * promise
         self._speed = Speed()  # what it learns is its own: production believes nothing of it
@@ -105,8 +105,8 @@ class BackgroundTurn(BatchTurn):
         self.skipped = 0
 
     def offer(self, job: Job, now: float) -> bool:
-        """Queues a job, or returns False if it is skipped at once. It is due after some promises, since
-        nobody waits for it."""
+        """Queues a job, or returns False if it is skipped at once. It is due after some promises, since no
+        client waits for it."""
         if len(self._jobs) >= _MOST_WAITING:
             self._jobs = deque(job for job in self._jobs if job.state is READY)
         if len(self._jobs) >= _MOST_WAITING or job.images > self.core.policy.max_images:
@@ -119,13 +119,13 @@ class BackgroundTurn(BatchTurn):
         return True
 
     def cancel(self, job: Job) -> bool:
-        """Nobody wants it any more. True if that spared the work."""
+        """Cancels a job that is no longer wanted; returns whether that saved the work."""
         waited = job.state is READY
         job.state = GONE
         return waited
 
     def told(self) -> Sequence[Job]:
-        """Returns who was skipped since the last time."""
+        """Returns the jobs that were skipped since the last call."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -134,11 +134,11 @@ class BackgroundTurn(BatchTurn):
 
     @property
     def wants(self) -> bool:
-        """Somebody waits, and an instance could carry it."""
+        """Returns whether a job waits and an instance could run it."""
         return self._head() is not None and self._idle() is not None
 
     def room(self, now: float) -> int:
-        """Images that may run now; 0: nobody waits, or there is no slack even for the first."""
+        """Returns how many images may run now; 0 if no job waits, or there is no slack even for the first."""
         head, instance = self._head(), self._idle()
         if head is None or instance is None:
             return 0
@@ -150,7 +150,7 @@ class BackgroundTurn(BatchTurn):
         return room
 
     def start(self, now: float) -> Batch | None:
-        """Returns a batch, if there is slack for one. Else `look_again` says when to ask, or nobody waits."""
+        """Returns a batch, if there is slack. Else `look_again` says when to ask, unless no job waits."""
         self._expire(now)
         self.look_again = None
         head = self._head()
@@ -233,8 +233,8 @@ class Slack:
         return BackgroundRoom(usual, min((room.rare for room in rooms), default=INFINITY))
 
     def _share(self, turn: Beside, now: float) -> float:
-        """Returns the part of what a model could answer in time that is asked of it: infinite while it says
-        no to anybody, and in the first second that it is looked at."""
+        """Returns the part of what a model could answer in time that is asked of it: infinite while it
+        rejects requests, and in the first second that it is looked at."""
         core = turn.scheduler
         if not core.ledger.offered:
             return 0.0
@@ -243,16 +243,16 @@ class Slack:
             watched = self._watched[core] = _WatchedModel(now)
         if core.instances.gone or now - watched.troubled(core, now) < BACKGROUND_QUIET_S:
             return INFINITY
-        if core.slo == INFINITY:  # nobody knows what it can do: how busy it is must do
+        if core.slo == INFINITY:  # its capacity is not known: how busy it is must do
             return turn.use(now) / len(turn.instances)
         rate = max(core.rate(now), sum(lane.rate.at(now) for lane in core.lanes))
         return rate / (watched.answerable(core) or rate or 1.0)
 
     def _beside(self, core: SchedulerState, now: float) -> BackgroundRoom:
-        """Returns the room until it would hurt: a tenth of the promise, and half of what the most urgent,
-        whose input may be on its way, can spare once a batch with all who come meanwhile is taken off; all of
-        that, rarely, while hardly anybody comes: else a model that promises just what it can would never run
-        any."""
+        """Returns the room until it would hurt: a tenth of the promise, and half of the slack of the most
+        urgent request, whose input may be on its way, once a batch with all that come meanwhile is taken off.
+        Rarely it is all of that slack, while hardly any request comes: else a model that promises just what
+        it can would never run any."""
         c = self._constants
         if core.slo == INFINITY:
             promise = BACKGROUND_PROMISE_S
@@ -282,7 +282,7 @@ class _WatchedModel:
         self._answerable = 0.0
 
     def troubled(self, core: SchedulerState, now: float) -> float:
-        """When it last said no to somebody, as far as was seen."""
+        """Returns when the model was last observed to reject a request."""
         ledger = core.ledger
         noes = sum(ledger.refused.values()) + sum(ledger.given_up.values())
         noes -= sum(ledger.refused[reason] + ledger.given_up[reason] for reason in _NOT_LOAD)

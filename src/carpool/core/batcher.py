@@ -3,11 +3,11 @@
 An instance is free. Take the most urgent job and ask how large a batch may be so that it still meets its
 deadline. Large enough for what is waiting: run it now, for waiting while an instance is idle never helps.
 Too small, but batches that small keep up with the traffic: run it all the same. Otherwise give that job up
-and look at the next: under overload somebody must lose, and it had better be the one who costs most.
+and look at the next: under overload some request must lose, and it had better be the one that costs most.
 
 The usual mistake is to shrink the batch until the oldest request still makes it. Under overload the oldest is
-always nearly late, so batches shrink to one and nobody is served. Here a request that would shrink the batch
-below what the traffic needs is given up instead, so that those behind it are part of a full batch.
+always nearly late, so batches shrink to one and hardly any request is served. Here a request that would
+shrink the batch below what the traffic needs is given up instead, so that those behind it get a full batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def next_batch(
 
 
 def _first_lane(core: SchedulerState) -> Lane | None:
-    """Lower levels first, then whoever was served least."""
+    """Returns the first lane with ready jobs: lower levels first, then the lane that was served least."""
     first: Lane | None = None
     for lane in core.lanes.by_key.values():
         if lane.ready and (first is None or (lane.level, lane.served) < (first.level, first.served)):
@@ -152,7 +152,7 @@ def _fill(
         level, _, order, lane, line = lanes[0]
         job = line.head()
         if job is None or used + job.images > size:
-            heappop(lanes)  # nobody is passed over within a lane, so that large requests get their turn
+            heappop(lanes)  # no job is passed over within a lane, so that large requests get their turn
             continue
         size_for_job = _size(core, shares, instance, job, lane, size, now)
         if size_for_job < used + job.images:
@@ -250,8 +250,9 @@ class PromisePolicy:
         """Its lane keeps its turn; within the lane the earliest deadline still goes first."""
 
     def expires(self, job: Job) -> float:
-        """One whose input is still to come is too late when it could not run any more; so it is told, and
-        its input need not be made. Who waits with its input is judged when an instance is free."""
+        """Returns when a job is too late. One whose input is still to come is, when it could not run any
+        more: then it is given up, and its input need not be made. One with its input is judged when an
+        instance is free."""
         there = job.course.probe or job.course.ready_at == -INFINITY
         return job.due if there else job.due - self._curve.times[job.images]
 

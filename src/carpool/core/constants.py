@@ -21,9 +21,9 @@ class Constants:
     and refusing for their luck cost two percent at capacity. Three promises hold small batches too long."""
 
     keeps_up: float = 0.95
-    """Batches keep up with the traffic when they carry this share of the offered rate, which is an estimate:
-    nobody is lost for less than is certain. 1.0 costs two percent at capacity on two instances; with 0.9, one
-    instance runs small batches too long and loses one."""
+    """Batches keep up with the traffic when they sustain this share of the offered rate, which is an
+    estimate: no request is given up on a doubtful figure. 1.0 costs two percent at capacity on two instances;
+    with 0.9, one instance runs small batches too long and loses one."""
 
     handover_weight: float = 0.05
     handover_most: float = 4.0
@@ -44,14 +44,15 @@ class Constants:
 
     backlog_share: float = 0.9
     backlog_step: float = 0.7
-    """A front end that is behind can go on with nine tenths of what it did: who asks for more than a fair
-    part of that is turned away. If the wait stands for two promises all the same, the rest give way, too."""
+    """A front end that is behind can go on with nine tenths of what it did: clients that ask for more than a
+    fair part of that are rejected. If the wait stands for two promises all the same, the rest give way."""
 
     paced_wait: float = 0.13
     paced_longest_s: float = 2.0
-    """A refusal is told late by this part of the promise at most, or by two seconds if its lane is what makes
-    a front end fall behind: who asks again at once asks less often, and is still told in time. With its way
-    on a busy machine that is a fifth of the promise, hardly with 0.15."""
+    """A front end delays a refusal by at most this part of the promise, or by two seconds if the refusal's
+    lane is what makes it fall behind: a client that retries at once retries less often, and is still answered
+    in time. Including
+    the way on a busy machine that is a fifth of the promise, hardly with 0.15."""
 
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
@@ -69,7 +70,7 @@ class Constants:
     With 0.7, 7 % is lost at three times the load. After a second without an answer it is forgotten."""
 
     max_lanes: int = 64
-    """Sources with a lane of their own; the rest share one, so that names cost nobody memory or share."""
+    """Sources with a lane of their own; the rest share one, so that made-up names take neither memory nor share."""
 
 
 CONSTANTS = Constants()

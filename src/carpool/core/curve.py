@@ -244,7 +244,7 @@ def line(points: Points) -> tuple[float, float]:
 def promised_batch(curve: BatchCurve, slo: float) -> int:
     """Returns the most efficient batch with 2·t(B) ≤ SLO; 0 where there is none.
 
-    Twice, because a request may arrive just after a batch started: it waits for that one, then rides.
+    Twice, because a request may arrive just after a batch started: it waits for that one, then for its own.
     """
     return curve.efficient[curve.fits(slo / 2)]
 
@@ -258,7 +258,7 @@ def slo_capacity(curve: BatchCurve, slo: float, instances: int = 1) -> float:
 def fluid_bound(curve: BatchCurve, slo: float, rate: float, instances: int = 1) -> float:
     """Returns the most images per second that can be answered in time: max B/t(B) with t(B) + B/λ ≤ SLO.
 
-    A batch takes at least B/λ to gather. An estimate: somebody who knows the future can beat it slightly.
+    A batch takes at least B/λ to gather. An estimate: a scheduler that knows the future can beat it slightly.
     """
     rates = (
         curve.throughput(size)
@@ -269,7 +269,7 @@ def fluid_bound(curve: BatchCurve, slo: float, rate: float, instances: int = 1) 
 
 
 def steady_batch(curve: BatchCurve, rate: float, instances: int = 1) -> tuple[float, float]:
-    """Returns (images, seconds) of the batch that forms by itself when nobody waits on purpose."""
+    """Returns (images, seconds) of the batch that forms by itself when no request is held back on purpose."""
     fixed, per_image = curve.fit()
     load = rate / instances * per_image
     if load >= 1:

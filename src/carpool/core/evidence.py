@@ -1,9 +1,9 @@
-"""How often something happens, told from counts that may be looked at after every trial.
+"""Estimates how often something happens, from counts that may be looked at after every trial.
 
-An ordinary interval holds for one look. Whoever looks again and again, and stops at the first bad one, is
-wrong far more often than it says. These hold for all looks together: Robbins' mixture of likelihoods over a
-beta prior is a martingale, so it passes 1 / (1 - confidence) at the true rate only that rarely, ever. The
-price is a wider interval: about twice as many trials for the same end.
+An ordinary interval holds for one look. An observer who looks again and again, and stops at the first bad
+one, is wrong far more often than it says. These hold for all looks together: Robbins' mixture of likelihoods
+over a beta prior is a martingale, so it passes 1 / (1 - confidence) at the true rate only that rarely, ever.
+The price is a wider interval: about twice as many trials for the same end.
 
 Trials must be independent. Frames of one still camera are not: thin them before they are counted.
 """
@@ -39,11 +39,11 @@ def interval(bad: int, trials: int, confidence: float = 0.99) -> Interval:
 
 
 def times_as_often(mine: int, others: int, my_share: float, confidence: float = 0.99) -> Interval:
-    """Returns how many times as often a rare event happens to me as to others. Of all of them so many were
-    mine and so many others', and `my_share` of the traffic was mine: how many times as often do they happen
-    to me. Nobody needs to know how often that is.
+    """Returns how many times as often a rare event happens to one party as to others.
 
-    The share must have been the same for all that is counted: with another one, count anew.
+    Of the events, `mine` happened to it and `others` to the others, and `my_share` of the traffic was its
+    own. The rate of the event itself need not be known. The share must have been the same for all that is
+    counted: with another one, count anew.
     """
     if not 0.0 <= my_share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not at {my_share}")

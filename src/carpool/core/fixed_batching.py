@@ -24,7 +24,7 @@ _BEHIND_ALL = 1e15  # added to the rank of a delayed job: after every request th
 
 @dataclass(slots=True)
 class _Aside:
-    """Represents a batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed
+    """Represents a batch set aside. A `sealed` one takes no more jobs; `other_shape` says that a shape closed
     it."""
 
     jobs: list[Job] = field(default_factory=list)
@@ -145,7 +145,7 @@ class FixedBatchingPolicy:
                 self._aside.append(batch)
 
     def _joins(self, job: Job, most: int) -> bool:
-        """The common case, made cheap: nobody waits to gather, and the job changes nothing for the others."""
+        """Handles the common case cheaply: no job waits to gather, and this one changes nothing for others."""
         if self.settings.max_delay or len(self._aside) >= most:
             return False
         batch = self._aside[-1] if self._aside else None
@@ -213,7 +213,7 @@ class FixedBatchingPolicy:
             aside.popleft()
 
     def _grow(self, core: SchedulerState, batch: _Aside, now: float) -> bool:
-        """Add to a batch what may leave with it; False when there is nobody, or it is better to wait."""
+        """Adds to a batch what may leave with it; returns False if nothing may, or it is better to wait."""
         found = self._gather(core, batch)
         if not found.jobs:
             batch.sealed |= found.past_preferred

@@ -20,25 +20,25 @@ BACKLOG_PROMISES: Final = 2.0
 """It lasts when the wait has stood for so many promises: what gathered in a stall is gone by then."""
 
 BACKLOG_MEMORY_S: Final = 0.25
-"""For so long after it turned somebody away, the wait need not stand again before it turns away the next:
-an overload that lasts is held at the limit. After a second's memory, every stall would cost requests."""
+"""For so long after it rejected a request, the wait need not stand again before it rejects the next: an
+overload that lasts is held at the limit. After a second's memory, every stall would cost requests."""
 
 BACKLOG_BESIDE: Final = 0.5
-"""Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At
-all of it, one in twenty of those others would find the wait too long."""
+"""Beside clients that ask for little, a flood is rejected at half of the wait that is too long. At all of it,
+one in twenty of those others would find the wait too long."""
 
 _MOST_MODELS = 256
 
 
 class Backlog:
-    """Decides whether newcomers of one model would be late, so that somebody has to be turned away unread.
+    """Decides whether new requests of one model would be late, so that some have to be rejected unread.
 
-    A wait that passes is no reason: whoever came during a stall can still make it. One that stands is: the
-    front end gets more than it can do, and everybody would be late. From then on, until there was quiet for a
-    while, it is too long whenever it is.
+    A wait that passes is no reason: a request that came during a stall can still be in time. One that stands
+    is: the front end gets more than it can do, and all requests would be late. From then on, until there was
+    quiet for a while, it is too long whenever it is above the limit.
 
     `share` is how much of what the front end did lately it can go on doing. It falls for as long as the wait
-    stands although those who ask for more than their part of it are turned away.
+    stands although the clients that ask for more than their part of it are rejected.
     """
 
     __slots__ = ("_asked", "_constants", "_cut_at", "_since", "_strict_until", "share")
@@ -73,12 +73,12 @@ class Backlog:
 
 
 class FairBacklog:
-    """Decides who is turned away while some model's newcomers would be late: those who cause it, of any
-    model.
+    """Decides which clients are rejected while some model's new requests would be late: those that cause it,
+    of any model.
 
-    A front end has one loop for all. Whoever asks for more of it than a fair share goes first, with a promise
-    or without one; the others only if that does not suffice. Where there are others, those who are to blame
-    keep the wait well below the limit: it is the others' time that they would use up.
+    A front end has one loop for all. Clients that ask for more of it than a fair share are rejected first,
+    with a promise or without one; the others only if that does not suffice. Where there are others, those
+    that are to blame keep the wait well below the limit: it is the others' time that they would use up.
     """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
@@ -124,8 +124,8 @@ class Outside:
     until an answer has left: in seconds, up fast, down slowly, so that few are worse.
 
     It falls with time and not with each answer: those of one turn of a loop are all alike, and many of them
-    would forget a stall before the next. Nothing is forgotten while nobody is answered, and need not be:
-    whoever is refused for it is answered too, and after two silent seconds the first to come decides alone.
+    would forget a stall before the next. Nothing is forgotten while no answer leaves, and need not be: a
+    rejected request is answered too, and after two silent seconds the first to come decides alone.
     """
 
     __slots__ = ("_at", "seconds")
@@ -181,7 +181,7 @@ class FrontShares:
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
         self._lanes: dict[LaneKey, FrontLane] = {}
-        self.done = Rate(constants.lane_memory_s)  # for whomever
+        self.done = Rate(constants.lane_memory_s)  # for all lanes together
         self._forget_at = float("-inf")
         self.protects_a_client = False
         """Whether, at the last look, some asked for no more than their part."""
@@ -208,7 +208,7 @@ class FrontShares:
         """Returns whether a lane is above its fair part, if so much of what the front end did lately is
         divided.
 
-        Fair is max-min: nobody gives anything up as long as somebody else asks for more.
+        Fair is max-min: no lane gives anything up as long as another asks for more.
         """
         of, until = self._level_for
         if share != of or now >= until:
@@ -222,12 +222,12 @@ class FrontShares:
         return lane.demand(now) > self._level * lane.weight
 
     def _forget(self, now: float) -> None:
-        """Now and then: somebody who makes up names must not have all of them looked through each time."""
+        """Forgets idle lanes now and then: made-up names must not have all looked through each time."""
         self._forget_at = now + _FORGET_S
         since = now - self._constants.lately_s
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.seen > since or key == REST}
 
 
 # A front end paces what it answers to clients who get nothing from it: refusals, mistakes, documents. They
-# are cheap, but somebody who asks again at once, many times over, would make them its main occupation. Told
-# late, that client asks less often; everybody else is read and answered as if it were not there.
+# are cheap, but a client that retries at once, many times over, would make them its main occupation. Answered
+# late, that client retries less often; all others are read and answered as if it were not there.

@@ -11,12 +11,12 @@ from carpool.core.learning import Belief, Speed
 
 HANDOVER: Final = 1.25
 """If a batch and handing it over took longer than they do as a rule, a quarter of that counts as its own
-time: whoever is late to hear of its end must not think that the instance is slow."""
+time: late news of its end must not make the instance look slow."""
 
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
 _INFINITY = float("inf")
-_REST_S = 0.001  # forgetting takes seconds: of a flood that finds somebody idle, not each arrival need look
+_REST_S = 0.001  # forgetting takes seconds: in a flood that meets an idle instance, few arrivals look
 
 
 class BatchTurn:
@@ -37,7 +37,7 @@ class DeviceTurn(BatchTurn):
     __slots__ = ("big_of", "cheap_of", "device", "step", "step_of")
 
     def __init__(self, device: object) -> None:
-        self.device = device  # turns with the same one run one after the other; None: with nobody
+        self.device = device  # turns with the same one run one after the other; None: shared with no model
         self.step_of: frozenset[str] = frozenset()  # models whose steps it is one of
         self.step = 0  # its place among the steps of those; the highest where it has several
         self.cheap_of: frozenset[str] = frozenset()  # models of steps whose promise rests on it
@@ -58,7 +58,7 @@ class DeviceTurn(BatchTurn):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Describes what an instance was told to run."""
+    """Describes a batch that an instance was given to run."""
 
     instance: Instance
     jobs: list[Job]
@@ -177,8 +177,8 @@ class Instances:
         instance.batch = None
         instance.free_at = instance.idle_since = batch.belief.ran = now
         if seconds is not None:
-            # With the way there and back, which riders wait for: but whoever is late to hear of the end must
-            # not think that the instance is slow.
+            # Including the way there and back, which the batch's requests wait for; but late news of the end
+            # must not make the instance look slow.
             handover = batch.belief.handover
             occupied = max(seconds, now - batch.started)
             handover.seen(occupied - seconds)

@@ -13,7 +13,7 @@ from carpool.compiling import mypyc_attr
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.learning import Rate
 
-_LEAST = 1.0  # requests a second: who is asked less has nobody waiting
+_LEAST = 1.0  # requests a second: a model that is asked less has no requests waiting
 
 
 def water_level(demands: Sequence[float], supply: float, weights: Sequence[float] = ()) -> float:
@@ -58,12 +58,12 @@ class Entrance:
         return self._taken.at(now)
 
     def has_company(self, now: float) -> bool:
-        """Returns whether other models are asked, too. One that is only loaded does not wait for anybody."""
+        """Returns whether other models are asked, too. One that is only loaded has no requests that wait."""
         return any(one is not self and one.asked(now) > _LEAST for one in self._intake.entrances)
 
     def is_too_much(self, now: float) -> bool:
         """Returns whether it is above its fair part, if a little less than what was taken lately is divided.
-        Fair is max-min, so somebody always is; who is alone asks for all that is asked."""
+        Fair is max-min, so some model always is; a model that is alone asks for all that is asked."""
         known = list(self._intake.entrances)
         if len(known) == 1:
             return True

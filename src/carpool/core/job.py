@@ -203,7 +203,7 @@ class Line:
         return None
 
     def take(self, room: int) -> list[Job]:
-        """The first that fit into so many images: they run from now on. Nobody is passed over."""
+        """Takes the first jobs that fit into so many images, passing over none: they run from now on."""
         taken: list[Job] = []
         left, jobs = room, self._jobs
         for at in range(self._start, len(jobs)):
@@ -235,7 +235,7 @@ class Line:
         self._start = 0
 
     def __iter__(self) -> Iterator[Job]:
-        self.head()  # whoever left from the front is passed over for good
+        self.head()  # jobs that have left from the front are passed over for good
         jobs = self._jobs
         return (jobs[at] for at in range(self._start, len(jobs)) if jobs[at].state is READY)
 
@@ -290,7 +290,7 @@ class Lane:
         return bool(self.source) and not self.source.startswith(ADDRESS)
 
     def belongs_to(self, job: Job) -> None:
-        """Who pays for a lane may change with the keys. The lane that many share is nobody's."""
+        """Updates the holder and weight, which may change with the keys. A lane that many share has none."""
         origin = job.origin
         if (origin.source or origin.payer) == self.source:
             self.holder, self.weight = origin.holder, origin.weight

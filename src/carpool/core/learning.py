@@ -23,9 +23,9 @@ DOUBT_RISE: Final = 0.06
 DOUBT_FALL: Final = 0.002
 DOUBT_MOST: Final = 0.4
 DOUBT_MEMORY_S: Final = 1.0
-"""Requests whose inputs are still to come are let in with so much of the promise to spare for whatever
-goes wrong, at most two fifths. Each that is later than that moves it up by 0.06 of the most, each that is
-not down by 0.002: about one in thirty is later. After a second without any it is forgotten."""
+"""Requests whose inputs are still to come are let in with so much of the promise left over for whatever goes
+wrong, at most two fifths. Each that is later than that moves it up by 0.06 of the most, each that is not down
+by 0.002: about one in thirty is later. After a second without any it is forgotten."""
 
 MEAN_WEIGHT: Final = 0.05
 """One batch moves the learned speed by a twentieth of its surprise: one stall is forgotten in 20."""
@@ -51,9 +51,9 @@ TREND: Final = 0.2
 TREND_OVER: Final = 0.1
 TREND_S: Final = 1.0
 TREND_WEIGHT: Final = 0.1
-"""Slower or faster than the profile by a fifth, for a second, is worth telling, once; within a tenth it
-is over. The gap between the two keeps a device at the edge from being told of all day. Each batch moves
-the figure by a tenth of its surprise, and what is told is where it settled."""
+"""Slower or faster than the profile by a fifth, for a second, is worth reporting, once; within a tenth it is
+over. The gap between the two keeps a device at the edge from being reported all day. Each batch moves the
+figure by a tenth of its surprise, and what is reported is where it settled."""
 
 RELEARN: Final = 0.1
 RELEARN_S: Final = 5.0
@@ -67,15 +67,15 @@ stall among ten is no tenth."""
 
 RELEARN_BACK: Final = 0.1
 RELEARN_PATIENCE: Final = 16
-"""At each such look, a size that once proved slow and was not run since comes a tenth of its way back to
-the profile's shape: what made it slow may be over, and nobody would know unless it is tried. It is, after
-about a minute of traffic, and judged by its first batches. Each time it fails, the next chance takes
-twice as long, up to sixteen times: where the profile is wrong for good, that costs a few batches."""
+"""At each such look, a size that once proved slow and was not run since comes a tenth of its way back to the
+profile's shape: what made it slow may be over, and only a try can show that. It is tried after about a minute
+of traffic, and judged by its first batches. Each time it fails, the next chance takes twice as long, up to
+sixteen times: where the profile is wrong for good, that costs a few batches."""
 
 MAX_KINDS: Final = 8
 KIND_MEMORY_S: Final = 60.0
-"""Kinds of work (shapes) of one model of which something is learned apart; the rest share one belief, so
-that shapes cost nobody memory. One that was not run for a minute leaves its place to another."""
+"""Kinds of work (shapes) of one model of which something is learned apart; the rest share one belief, so that
+many shapes take no more memory. One that was not run for a minute leaves its place to another."""
 
 KIND_TRIES: Final = 0.05
 """A kind that fits no promise, as far as is known, is tried with this share of an instance's time."""
@@ -155,7 +155,7 @@ class Doubt:
         self._at = now
 
     def at(self, now: float) -> float:
-        """Returns the doubt, half forgotten when nobody was finished for a while: a gate that is shut for it
+        """Returns the doubt, half forgotten when no request finished for a while: a gate that is shut for it
         learns nothing."""
         silent = now - self._at - DOUBT_MEMORY_S
         if silent <= 0.0 or self._at == float("-inf"):
@@ -179,8 +179,8 @@ class Lag:
         self._at = now
 
     def at(self, now: float) -> float:
-        """Returns the lag, which is forgotten when nobody comes: a gate that is shut for it would never learn
-        that it is over."""
+        """Returns the lag, which is forgotten when no request comes: a gate that is shut for it would never
+        learn that it is over."""
         return self._value * exp(-max(0.0, now - self._at) / self._memory)
 
 
@@ -246,8 +246,8 @@ _SAME = 1e-5  # curves closer than this need not replace each other
 
 
 class Trend:
-    """Detects a profile that no longer holds: noticed, told once, and put right from the batches of all
-    instances.
+    """Detects a profile that no longer holds: notices it, reports it once, and corrects it from the batches
+    of all instances.
 
     Inside, factors are logarithms: they add up.
     """
@@ -264,7 +264,7 @@ class Trend:
         self._between = [sqrt(small * large) for (small, _), (large, _) in pairwise(profile.points)]
         self._off = 0.0
         self._told = 0.0
-        self._suspect: float | None = None  # since when it has settled somewhere off from what was told
+        self._suspect: float | None = None  # since when it has settled somewhere off from what was reported
         self._mark = 0.0  # where that was
         self._batches = 0  # since then
         self._second_chance = [False] * len(profile.points)  # once slow, not run since, and believed faster
@@ -304,7 +304,7 @@ class Trend:
         if self._second_chance[index] and count + 1 >= RELEARN_LEAST:
             self._early = True
         self._off += TREND_WEIGHT * (log(seconds / self._profile.times[images]) - self._off)
-        # Further from what was told than noise goes; what was told stays until it is clearly over.
+        # Noise does not go so far from what was reported, which stays until it is clearly over.
         if abs(self._off) < self._near:
             is_news = self._told != 0.0
         else:
@@ -459,7 +459,7 @@ class Belief:
                 self.adopt(*learned)
 
     def slowest(self, *, cautious: bool) -> float:
-        """Nobody knows on which instance he will be."""
+        """Returns the factor of the slowest instance: it is not known on which one a request will run."""
         first = self.speeds[0]
         if len(self.speeds) == 1:  # mostly, and it is asked for several times for each request
             return first.cautious if cautious else first.mean

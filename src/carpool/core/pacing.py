@@ -103,7 +103,8 @@ class Pacer(Generic[T]):
         return min((line.held[0].latest for line in self._lines.values() if line.held), default=now) - now
 
     def _start_elsewhere(self, now: float) -> None:
-        """Nobody is always the first to get what is left for all. Who owes nothing is forgotten."""
+        """Moves the first line to the end, so that none is always first to get what is left for all. A line
+        that owes nothing is forgotten."""
         first = next(iter(self._lines))
         self._lines[first] = self._lines.pop(first)
         for line in self._lines.values():

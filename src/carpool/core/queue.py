@@ -152,7 +152,7 @@ class Lanes:
         lane, images = job.lane, job.images
         assert lane is not None
         if lane.ready == 0 and not in_place:
-            # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
+            # A lane that was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit / lane.part)
         job.state = READY
         if job.options.latest:
@@ -266,7 +266,7 @@ class Frames:
     than its pictures can be decoded, none would ever be complete otherwise. The second is always the newest.
 
     Frames can overtake each other on their way here: pictures take longer to decode, front ends are several.
-    So one that comes late is told from one that is new by when it arrived at the server.
+    So a late frame is distinguished from a new one by when it arrived at the server.
     """
 
     __slots__ = ("_coming", "_newest", "_ready")

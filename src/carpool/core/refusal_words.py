@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
 BACKGROUND = "background"
-"""The reason of work that nobody waits for and that was skipped: no client ever reads it."""
+"""The reason of work that no client waits for and that was skipped: no client ever reads it."""
 
 _IN_NUMBERS = (Reason.CANNOT_FINISH, Reason.OVERLOAD, Reason.OVER_SHARE, Reason.QUEUE_FULL, Reason.GIVEN_UP)
 _PARTS = (
@@ -42,8 +42,8 @@ _DIGITS = (4, 6, 9, 12)  # as few as still show which of two sides is larger
 
 
 class RefusalInNumbers(Refused):
-    """Holds a refusal in numbers, put into words when somebody looks at them: that is for a front end to do,
-    of which there are several, and not for the one engine while it is flooded."""
+    """Holds a refusal in numbers, put into words when they are first read: that is for a front end to do, of
+    which there are several, and not for the one engine while it is flooded."""
 
     def __init__(self, model: str, refusal: Refusal) -> None:
         Exception.__init__(self)
@@ -265,7 +265,7 @@ def _advice(refusal: Refusal) -> str:
 
 
 def skipped(model: str) -> Unavailable:
-    """Returns the error of work that nobody waits for, and that there was no slack for."""
+    """Returns the error of work that no client waits for, and that there was no slack for."""
     return Unavailable(f"{model} has no free time for background work", reason=BACKGROUND)
 
 
@@ -305,9 +305,9 @@ def _round(value: float) -> float:
 
 
 def until_welcome(core: Scheduler, gone: GivenUp, now: float, told: dict[object, float]) -> float:
-    """Returns when the same request would be let in again. `told` keeps the answers of one turn.
+    """Returns when the same request would be let in again. The last argument caches the answers of one turn.
 
-    Hundreds may be given up at once, and those who look alike are told the same.
+    Hundreds may be given up at once, and those that look alike get the same answer.
     """
     if gone.reason is not Reason.GIVEN_UP:
         return 0.0

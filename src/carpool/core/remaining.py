@@ -101,7 +101,7 @@ class Remaining:
 
     def refuses(self, first: int, job: Job, slo: float, now: float, *, alone: bool = False) -> Refusal | None:
         """Returns what the gate says to a request that would begin with this step, where this SLO holds for
-        all of them; with `alone`, for the first step only. Whoever is let in as a probe is marked as one."""
+        all of them; with `alone`, for the first step only. A request let in as a probe is marked as one."""
         scheduler = self.steps[first].scheduler
         course = job.own_course()
         course.promise = slo
@@ -141,7 +141,7 @@ class Remaining:
         """Returns the same for a newcomer, with what waits for the later steps and is on its way there.
 
         Some of those will be given up, as in any queue, so that not all are counted; and while the newcomer
-        waits for its own batch and rides in it, the later steps go on.
+        waits for its own batch and runs in it, the later steps go on.
         """
         ends: list[float] = []
         for number, step in enumerate(self.steps):
@@ -161,14 +161,14 @@ class Remaining:
         return max(ends) - ends[first]
 
     def alone(self) -> float:
-        """Returns seconds that all steps take if nobody else is there."""
+        """Returns the seconds that all steps take if no other request is there."""
         first = [number for number, step in enumerate(self.steps) if not step.after]
         return max(self._takes(number, 1) + self._alone_after(number) for number in first)
 
     # ---- inside -------------------------------------------------------------------------------------------
 
     def _alone_after(self, step: int) -> float:
-        """Returns what the steps after this one take if nobody else is there, along the longest way."""
+        """Returns what the steps after this one take if no other request is there, along the longest way."""
         after = [0.0] * len(self.steps)
         for number in range(len(self.steps) - 1, step, -1):
             if self.steps[number].optional:

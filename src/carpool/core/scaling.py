@@ -54,8 +54,8 @@ class ScalingRule:
 
 
 class Arrivals:
-    """Tracks a count that only grows, as it was seen from time to time; and its rate over windows up to
-    `longest`. One that shrinks is of somebody who began again: what it shows then has come since."""
+    """Tracks a count that only grows, as it was observed from time to time; and its rate over windows up to
+    `longest`. One that shrinks belongs to a process that restarted: what it shows then has come since."""
 
     __slots__ = ("_longest", "_seen", "_total")
 
@@ -93,7 +93,7 @@ class Arrivals:
 
 
 class Autoscaler:
-    """Told the time and what a whole fleet was asked for; says how many replicas are wanted."""
+    """Decides how many replicas are wanted, from the time and what a whole fleet was asked for."""
 
     def __init__(self, rule: ScalingRule) -> None:
         self.rule = rule
@@ -101,7 +101,7 @@ class Autoscaler:
         self._wanted: deque[tuple[float, int]] = deque()  # falling: the most that was wanted since each time
 
     def asked(self, images: float, now: float) -> None:
-        """Counts so many more, since the last time that this was told. Tell it also of none."""
+        """Counts the images asked for since the last call. It must be called with 0, too."""
         self._arrivals.add(images, now)
 
     def wanted(self, capacity: float, now: float) -> int:

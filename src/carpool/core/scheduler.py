@@ -1,7 +1,7 @@
 """Implements the state machine: what happens to a model's queue and instances, and a policy that is asked two
 questions.
 
-It is told what happened and when; it answers with values. It never waits, and never looks at a clock.
+It is notified of what happened and when; it answers with values. It never waits, and never looks at a clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Decision:
     given_up: list[GivenUp] = field(default_factory=list)
 
 
-_MOST_ROOM = 64  # requests: whoever has room for more need not count them
+_MOST_ROOM = 64  # requests: a queue that has room for more need not count them
 
 
 class Scheduler(SchedulerState):
@@ -69,9 +69,9 @@ class Scheduler(SchedulerState):
         self._number = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
-        self._replaced: list[GivenUp] = []  # not told yet
+        self._replaced: list[GivenUp] = []  # not reported yet
         self.asked_for = 0  # images, ever; without those that another server was asked for before
-        self.background: BackgroundTurn | None = None  # work that nobody waits for, once there is any
+        self.background: BackgroundTurn | None = None  # work that no client waits for, once there is any
 
     # ---- what happened ------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Scheduler(SchedulerState):
 
     @property
     def next_expiry(self) -> float:
-        """When somebody has to be told that it will not run; not before that is `decide` needed for it."""
+        """Returns when a client has to learn that its request will not run; until then `decide` can wait."""
         if self._replaced:
             return -INFINITY
         return self._expiries[0][0] if self._expiries else INFINITY
@@ -270,7 +270,7 @@ class Scheduler(SchedulerState):
             lane.rate.add(job.images, now)
 
     def _admit(self, job: Job, old: Job | None, now: float) -> Refusal | None:
-        """Ask the gate. It sees the room that the old frame would leave; who is refused replaces nobody."""
+        """Asks the gate, which sees the room that the old frame leaves. A rejected one replaces none."""
         if job.options.latest and self.lanes.frames.overtaken(job):
             return Refusal(Reason.REPLACED)
         if old is None:
@@ -284,7 +284,7 @@ class Scheduler(SchedulerState):
         return refusal
 
     def _replace(self, old: Job) -> None:
-        """It is told at the next look."""
+        """Removes a frame that a newer one replaces, which the next decision reports."""
         self.lanes.remove(old, GONE)
         self.ledger.given_up[Reason.REPLACED] += 1
         self._replaced.append(GivenUp(old, Reason.REPLACED))
@@ -310,7 +310,7 @@ class Scheduler(SchedulerState):
         return None
 
     def _until_room_for(self, images: int, now: float) -> float:
-        """Until so many have left the queue, if nobody else comes."""
+        """Returns the seconds until so many images have left the queue, if no more requests come."""
         batch = self.curve.efficient[min(self.policy.max_images, self.curve.max_batch)]
         batches = (images - 1) // batch
         ahead = max(self.curve.times[1], self.instances.next_free.free_at - now)

@@ -17,7 +17,7 @@ from carpool.core.learning import Belief, Beliefs, Doubt, Lag, Rate, Trend
 from carpool.core.queue import Lanes
 
 LAG_MEMORY_S: Final = 0.005
-"""When nobody has come for so long, nobody is on the way any more."""
+"""When no request has come for so long, none is on the way any more."""
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
 

@@ -1,8 +1,8 @@
 """Divides a device between sources, with the guard batch that makes a fair share worth having.
 
-A request that arrives just after a batch started waits for that batch, then rides in its own. While somebody
-deserves to be served whenever it comes (a protected request, or a source below its fair share), no batch may
-be so long that the two together break the promise: that is the guard batch.
+A request that arrives just after a batch started waits for that batch, then for its own. While a request
+deserves to be served whenever it comes (a protected one, or one of a source below its fair share), no batch
+may be so long that the two together break the promise: that is the guard batch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ this share of the one before: 0.999 of them make it where 2 batches in 1,000 sta
 
 
 def divide_weights(lanes: Sequence[Lane]) -> list[float]:
-    """Returns each lane's part. The sources that one key's holder names share its weight: nobody has more of
-    the device by making up names."""
+    """Returns each lane's part. The sources that one key's holder names share its weight: making up names
+    gets no client more of the device."""
     lanes_of = Counter(lane.holder for lane in lanes)
     for lane in lanes:
         lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else lane.weight
@@ -51,8 +51,8 @@ class PlaceShare:
 
 def who_yields(shares: Iterable[PlaceShare], taker: PlaceShare) -> PlaceShare | None:
     """Returns who yields where no place is free: who would have most for its weight after giving one up, if
-    that is not less than what the taker has then. So places settle at shares by weight, and nobody takes any
-    after that."""
+    that is not less than what the taker has then. So places settle at shares by weight, and no client takes
+    any after that."""
     giver = max(shares, key=_left_to)
     return giver if _left_to(giver) >= taker.places_after else None
 
@@ -73,7 +73,7 @@ class DeviceShares:
         self._open()
 
     def _open(self) -> None:
-        """Nobody needs a guard: one source, or all flood alike, so that first come is fair."""
+        """Lifts the guard. One source, or all flood alike, need none: first come is fair."""
         self.largest = self._largest
         self.fair = self.supply = self._with_right_of_way = float("inf")
 
@@ -130,7 +130,7 @@ class DeviceShares:
     def to_keep_up_with(self, core: SchedulerState, lane: Lane, now: float) -> float:
         """The rate that batches made small for this lane's sake must still carry.
 
-        For whoever has the right of way, only the others who have it: the rest is given up for them.
+        For a lane with the right of way, only the others that have it count: the rest is given up for them.
         """
         if lane.level == PROTECTED or lane.rate.at(now) <= self.fair * lane.part < float("inf"):
             return min(self._with_right_of_way, core.rate(now))

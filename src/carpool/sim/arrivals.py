@@ -54,7 +54,7 @@ def trace(path: Path, model: str = "") -> list[Arrival]:
 
 
 def _trace(path: Path, model: str) -> tuple[list[Arrival], bool]:
-    """Returns the arrivals, and whether a last line was left out that somebody had not written whole."""
+    """Returns the arrivals, and whether a last line was left out because it was not written whole."""
     by_model: dict[str, list[Arrival]] = {}
     cut_off = False
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -83,7 +83,7 @@ def _trace(path: Path, model: str) -> tuple[list[Arrival], bool]:
 
 
 def _of_model(by_model: dict[str, list[Arrival]], model: str, path: Path) -> list[Arrival]:
-    """Those of one model; what names none is anybody's."""
+    """Returns the arrivals of one model; those that name none count for any."""
     unnamed = by_model.pop("", [])
     if not model and len(by_model) > 1:
         raise InvalidInput(
@@ -139,7 +139,7 @@ class Traffic:
 
     @property
     def own_rate(self) -> float | None:
-        """Images per second where the traffic itself says so; otherwise somebody has to choose."""
+        """Returns images per second where the traffic sets a rate; otherwise the caller has to choose."""
         return None
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> Iterable[Arrival]:

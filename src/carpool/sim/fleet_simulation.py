@@ -1,5 +1,5 @@
 """Simulates several replicas behind a balancer, in virtual time. Every replica is a whole simulation with a
-real scheduler; what is new here is who gets a request, what a refusal leads to, and who comes and goes."""
+real scheduler; new here are which one gets a request, what a refusal leads to, and which come and go."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Balancer:
 
 
 class Scaler(Protocol):
-    """Decides how many replicas there shall be: told every second what came; asked every period."""
+    """Decides how many replicas there shall be, every period, from each second's arrivals."""
 
     def asked(self, images: int, now: float) -> None: ...
 
@@ -220,8 +220,8 @@ class FleetRun:
 
 
 class FleetSimulation:
-    """Time goes from event to event: arrivals and second tries, looks at the replicas, those that come and
-    go. Replicas are only played as far as somebody asks."""
+    """Simulates a fleet from event to event: arrivals and retries, looks at the replicas, those that come and
+    go. Replicas are only played as far as their state is needed."""
 
     def __init__(self, fleet: FleetScenario, seed: int) -> None:
         self.fleet = fleet

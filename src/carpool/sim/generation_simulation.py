@@ -202,7 +202,7 @@ class GenerationSimulation:
 
 def play_static(scenario: TextScenario, seed: int) -> TextRun:
     """Simulates what servers without slots do: as many as wait, up to as many as there are slots, are encoded
-    together and stepped until the last of them has ended; then come the next. Nobody is refused."""
+    together and stepped until the last of them has ended; then come the next. No request is rejected."""
     encoder, decoder = scenario.device(scenario.encoder), scenario.device(scenario.step)
     random = Random(f"device {seed}")
     run = TextRun(scenario.requests(seed))
@@ -315,8 +315,8 @@ def saturated(scenario: TextScenario, *, static: bool = False) -> float:
             if static
             else GenerationSimulation(flood, seed).play(flood.requests(seed))
         )
-        # Static batches answer everybody in the end; with slots, the full queue refuses. Of both, from when
-        # all slots have been through their first answers.
+        # Static batches answer every request in the end; with slots, the full queue refuses. Of both, from
+        # when all slots have been through their first answers.
         ends = sorted(ride.arrival.at + ride.whole for ride in run.rides if ride.whole is not None)
         tail = len(ends) // 5
         carried.append((len(ends) - 2 * tail) / (ends[-tail - 1] - ends[tail]))

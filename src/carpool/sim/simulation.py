@@ -44,7 +44,7 @@ class Run:
     """Holds everything a simulated run produced."""
 
     rides: list[Ride] = field(default_factory=list)
-    batches: list[tuple[Batch, float, int]] = field(default_factory=list)  # batch, end, riders in time
+    batches: list[tuple[Batch, float, int]] = field(default_factory=list)  # batch, end, requests in time
     seconds: float = 0.0
     steps: list[int] = field(default_factory=list)  # whose each batch was, in a pipeline
 
@@ -187,8 +187,7 @@ def _window(run: Run, slo: float, warm_up: float | None = None) -> tuple[float, 
 
 
 def _staleness(run: Run, begin: float, end: float) -> float:
-    """Returns how old the newest answer of a source is on average: what somebody who watches its picture
-    sees."""
+    """Returns how old the newest answer of a source is on average: what a viewer of its picture sees."""
     answers: dict[str, list[tuple[float, float]]] = {}
     for ride in run.rides:
         if ride.arrival.source:
@@ -223,7 +222,7 @@ def _device_use(run: Run, begin: float, end: float, instances: float) -> dict[st
 
 
 LOADS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0)
-SWEEP_SECONDS = 20.0  # per point: enough for a curve, and a sweep ends while somebody watches
+SWEEP_SECONDS = 20.0  # per point: enough for a curve, and a sweep ends while its user watches
 
 _FIRST = ("offered_rps", "goodput_rps", "attainment", "capacity_rps", "fluid_bound_rps", "fraction_of_bound")
 """Of what is printed."""
@@ -456,8 +455,7 @@ class Surge(Traffic):
 
 
 def surge_outcome(scenario: Scenario, surge: Surge) -> tuple[float, float, float]:
-    """Returns (attainment, p50 ms, p99 ms) of what arrives during surges, over as many as it takes to
-    tell."""
+    """Returns (attainment, p50 ms, p99 ms) of what arrives during surges: as many as a clear result takes."""
     surge = replace(surge, length=min(surge.length, _LONGEST))
     inside = scenario.rate * surge.factor * surge.length
     around = scenario.rate * surge.calm

@@ -98,7 +98,7 @@ class FanOut:
 
 @dataclass(slots=True)
 class StepRide(Ride):
-    """Describes a ride, and where it is on its way."""
+    """Describes a simulated request, and where it is on its way through the steps."""
 
     images: tuple[int, ...] = ()  # that each step gets
     booking: Booking | None = None
@@ -290,7 +290,7 @@ class StepSimulation:
                 self._offer(ride, number, now)
 
     def _no_time(self, ride: StepRide, step: int, now: float) -> None:
-        """Nobody waits for the big model of a cascade, if the cheap one's answer will do."""
+        """Ends a request with a cascade's cheap answer, if that will do; else gives it up."""
         ride.degraded = self._quick and bool(self._steps[step].after)
         self._end(ride, now, given_up=not ride.degraded)
 
@@ -320,23 +320,23 @@ def _settings(settings: Promise | FixedBatching, step: StepPlan) -> Promise | Fi
 
 
 def alone_through(steps: Sequence[StepPlan]) -> float:
-    """Returns seconds of a request that nobody else is in the way of."""
+    """Returns the seconds that a request takes with no other in its way."""
     return _way(steps, [min(max(1, round(step.images)), step.curve.max_batch) for step in steps], 1.0)
 
 
 def capacity(steps: Sequence[StepPlan], slo: float, instances: int = 1, *, shared: bool = False) -> float:
-    """Requests per second that can be promised: at each step one may have to wait for a batch of the size in
-    use before it rides in its own."""
+    """Returns requests per second that can be promised: at each step one may have to wait for a batch of the
+    size in use before it runs in its own."""
     return _most(steps, instances, shared, lambda _, sizes: _way(steps, sizes, 2.0) <= slo)
 
 
 def bound(
     steps: Sequence[StepPlan], slo: float, rate: float, instances: int = 1, *, shared: bool = False
 ) -> float:
-    """The most requests per second that can be answered in time, as `fluid_bound` has it for one model: each
-    batch takes time to gather, the first at the rate that is offered, the later ones at the rate that comes
-    through. On one device the later ones run as soon as their images are there, and need not gather. As that
-    one an estimate: somebody who knows the future can beat it slightly."""
+    """Returns the most requests per second that can be answered in time, as `fluid_bound` has it for one
+    model: each batch takes time to gather, the first at the rate that is offered, the later ones at the rate
+    that comes through. On one device the later ones run as soon as their images are there, and need not
+    gather. Like that one it is an estimate: a scheduler that knows the future can beat it slightly."""
 
     def in_time(carried: float, sizes: Sequence[int]) -> bool:
         return _way(steps, sizes, 1.0, (rate, inf if shared else carried * instances)) <= slo
