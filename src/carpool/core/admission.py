@@ -135,9 +135,8 @@ def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
     the instances busy.
 
     Without this a device that was slow for a second would reject all requests for ever: nothing runs, so
-    nothing is learned. Only a job with the whole promise ahead of it: a client's short deadline proves
-    nothing.
-    Where steps of a pipeline come after this one, that decides for all of them (core/remaining.py).
+    nothing is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves
+    nothing. Where steps of a pipeline come after this one, that decides for all of them (core/remaining.py).
     """
     if job.course.probe:
         return True

@@ -45,14 +45,13 @@ class Constants:
     backlog_share: float = 0.9
     backlog_step: float = 0.7
     """A front end that is behind can go on with nine tenths of what it did: clients that ask for more than a
-    fair part of that are rejected. If the wait stands for two promises all the same, the rest give way."""
+    fair part of that are rejected. If the wait still stands after two promises, the rest give way, too."""
 
     paced_wait: float = 0.13
     paced_longest_s: float = 2.0
     """A front end delays a refusal by at most this part of the promise, or by two seconds if the refusal's
     lane is what makes it fall behind: a client that retries at once retries less often, and is still answered
-    in time. Including
-    the way on a busy machine that is a fifth of the promise, hardly with 0.15."""
+    in time. Including the way on a busy machine that is a fifth of the promise, hardly with 0.15."""
 
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
@@ -70,7 +69,7 @@ class Constants:
     With 0.7, 7 % is lost at three times the load. After a second without an answer it is forgotten."""
 
     max_lanes: int = 64
-    """Sources with a lane of their own; the rest share one, so that made-up names take neither memory nor share."""
+    """Sources with a lane of their own; the rest share one, so that names cost neither memory nor share."""
 
 
 CONSTANTS = Constants()

@@ -145,7 +145,7 @@ class FixedBatchingPolicy:
                 self._aside.append(batch)
 
     def _joins(self, job: Job, most: int) -> bool:
-        """Handles the common case cheaply: no job waits to gather, and this one changes nothing for others."""
+        """Handles the common case cheaply: no job waits to gather, and the others are not affected."""
         if self.settings.max_delay or len(self._aside) >= most:
             return False
         batch = self._aside[-1] if self._aside else None

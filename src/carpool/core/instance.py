@@ -16,7 +16,7 @@ time: late news of its end must not make the instance look slow."""
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
 _INFINITY = float("inf")
-_REST_S = 0.001  # forgetting takes seconds: in a flood that meets an idle instance, few arrivals look
+_REST_S = 0.001  # forgetting takes seconds: in a flood that meets an idle instance, few need look
 
 
 class BatchTurn:
