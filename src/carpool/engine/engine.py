@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logger("engine")
 
 StartProgress = Callable[[LoadingStep], None]
-"""Told from any thread how far a start is."""
+"""Receives the progress of a start, from any thread."""
 
 
 class Engine:
@@ -72,9 +72,9 @@ class Engine:
         publisher: Publisher | None = None,
         loads: Callable[[], LoadListener] = LoadListener,
     ) -> None:
-        """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
-        `host` takes run in its process, and answer only what lies in memory that it maps. `publisher` tells
-        others what is offered; `loads` says who hears of the next load."""
+        """With `on_demand`, models are loaded on their first request, and freed for others. Models that
+        `host` takes run in its process, and answer only requests in memory that it maps. `publisher`
+        announces to others what is offered; `loads` returns the listener of the next load."""
         self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
@@ -113,10 +113,10 @@ class Engine:
     ) -> Mapping[str, CarpoolError]:
         """Load every model, or only these, side by side; each serves as soon as it is warm.
 
-        On demand nothing is loaded yet, but every model's settings are read. Whatever can be found wrong
-        without loading is told before anything is loaded. Without `some`, there
-        may be none. With `patient`, what does not load is left for later, and returned by name: the index has
-        the reason, too.
+        On demand, nothing is loaded yet, but every model's settings are read. Mistakes that can be found
+        without loading are reported before anything is loaded. Without `some`, there may be no model. With
+        `patient`, models that do not load are left for later, and their errors are returned by name: the
+        index has them, too.
         """
         try:
             mistakes: dict[str, ConfigError] | None = {} if patient else None
@@ -129,7 +129,7 @@ class Engine:
             names = list(there if only is None else dict.fromkeys(only))
             return await self._load_together(names, progress, patient=patient)
         except BaseException:
-            if not self.control.closed:  # else whoever stopped it sees to what it has accepted
+            if not self.control.closed:  # else the caller of `stop` handles what was accepted
                 await self.stop(0.0)
             raise
 
@@ -235,8 +235,8 @@ class Engine:
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
-        """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
-        both would be measured, and each wait for the other."""
+        """Returns the load of a model that another one calls, or None if it needs none. While the caller is
+        itself being loaded, it gets none: both would be measured, and each would wait for the other."""
         if self.on_demand is None or name in self.fleet.newest or caller.state is VersionState.LOADING:
             return None
         return self.on_demand.bring(name)
@@ -399,12 +399,12 @@ class Engine:
         self.submit(key, [work])
 
     def submit_background(self, key: int, work: Work) -> None:
-        """Does the same for work that nobody waits for."""
+        """Submits background work, as `submit` submits requests."""
         try:
             self.fleet.background_route(key).submit([work])
         except CarpoolError as error:
             work.done(work, Outcome(error=error))
-        except Exception as error:  # nobody's request is to end with it
+        except Exception as error:  # no client's request is to fail with it
             log.exception("background-failed", key=key)
             if work.state is NEW:
                 work.done(work, Outcome(error=CarpoolError(f"the engine failed: {error}")))

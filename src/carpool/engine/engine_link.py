@@ -221,7 +221,7 @@ class Calls:
                 record = _answer(place, outcome.timing, error)
             if isinstance(work.extras.parts, LinkParts):
                 work.extras.parts.put(record)
-            elif outcome.timing.batch == 1:  # nobody else is answered with it
+            elif outcome.timing.batch == 1:  # no other request is answered with it
                 self._outbox.send(record)
             else:
                 self._outbox.put(record)
@@ -458,7 +458,7 @@ class EngineLink:
         self._side.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The front end is gone: what waits is cancelled, what runs finishes into memory nobody reads."""
+        """Cancels what waits, since the front end is gone; what runs ends in memory that no one reads."""
         self._transport = None
         self._outbox.close()
         self._side.closed(self)
@@ -467,7 +467,7 @@ class EngineLink:
         self.calls.end()
 
     def eof_received(self) -> None:
-        self.close()  # nobody is left to read what is unsent
+        self.close()  # no reader is left for what is unsent
 
     def pause_writing(self) -> None:
         self._behind = True
@@ -593,7 +593,8 @@ _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold
 
 
 class EngineSide:
-    """Holds all links of one engine. `dropped` is told the number of a front end that broke the protocol."""
+    """Holds all links of one engine. `dropped` is called with the number of a front end that broke the
+    protocol."""
 
     def __init__(
         self, engine: EngineHost, *, max_answer_bytes: int, dropped: Callable[[int], None] = lambda _: None

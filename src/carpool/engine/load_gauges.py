@@ -1,5 +1,5 @@
-"""Writes what each model is asked for and could answer to its row of the counters: for whoever scales or
-balances.
+"""Writes the demand for each model and its capacity to its row of the counters, for autoscalers and load
+balancers.
 
 Nothing is done for single requests: the schedulers count, and a timer looks.
 """

@@ -180,10 +180,10 @@ class ControlDesk:
             host.add_extension(UNLOAD_EXTENSION)
 
     async def open(self, progress: StartProgress) -> None:
-        """Load what is to be there from the start; whoever waits for this then says that the server is ready.
+        """Loads the models that are to be there from the start; its caller then reports the server as ready.
 
-        One model that does not load keeps no other from serving, unless that is asked for. Raises where
-        nothing would be served, and nothing could be mended without a restart.
+        One model that does not load keeps no other from serving, unless the settings say so. Raises where
+        no model would be served, and only a restart could change that.
         """
         abandoned = await asyncio.to_thread(remove_abandoned)
         if abandoned:
@@ -240,7 +240,7 @@ class ControlDesk:
         return {}
 
     def _following(self, progress: StartProgress) -> StartProgress:
-        """Tells the front ends, too: not every step, since all of them look through each catalogue."""
+        """Notifies the front ends, too: not of every step, since each of them reads the whole catalogue."""
         loop = asyncio.get_running_loop()
         planned: asyncio.TimerHandle | None = None
 

@@ -55,8 +55,8 @@ class LoadListener:
 
 
 class Checks:
-    """Collects the checks of models that are loaded together: what is wrong with any of them is told before
-    anything slow."""
+    """Collects the checks of models that are loaded together: mistakes in any of them are reported before
+    slow work begins."""
 
     def __init__(self, names: Iterable[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class Checks:
 
     async def of_all(self, name: str) -> None:
         """Notes that this one is in order, and waits for the others."""
-        asyncio.get_running_loop().call_soon(self.passed, name)  # later: who comes last may not go first
+        asyncio.get_running_loop().call_soon(self.passed, name)  # later: the last must not overtake
         await self._begin[name]
 
 
@@ -102,7 +102,7 @@ class ModelControl:
         self.closed = False
         self.stops = False
         self._loads_under_way: dict[str, asyncio.Task[None]] = {}  # by model: what loads it now
-        self._on_demand = on_demand  # what is not loaded will be, when somebody asks
+        self._on_demand = on_demand  # a model that is not loaded will be, on its first request
         self.steps = NeededModels(self)
 
     # ---- what is there ----------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ class ModelControl:
         return list(places)
 
     def note_mistakes(self, mistakes: Mapping[str, CarpoolError]) -> Mapping[str, CarpoolError]:
-        """Notes mistakes in the settings of models that nobody has asked for yet; by name, and returned as
-        they are."""
+        """Notes mistakes in the settings of models that no request has named yet; by name, and returned
+        unchanged."""
         for name, mistake in mistakes.items():
             log.error("model-not-loaded", model=name, error=mistake.message)
             self.models[name].failed(mistake.message)
@@ -180,10 +180,10 @@ class ModelControl:
         await self._outcome(task)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Stop offering a model, if it is loaded; it is freed when its last rider has left. So are ensembles
-        that need it. With `dependents`, and if it is an ensemble, its steps too, unless others need them.
+        """Stops offering a model, if it is loaded, and frees it after its last request. The same happens to
+        ensembles that need it. With `dependents`, so are an ensemble's steps, unless others need them.
 
-        A load of it that is under way is given up: it may have no end."""
+        A load of it that is under way is cancelled: it may have no end."""
         steps = self.steps.of(name) if dependents else ()
         if (loading := self._loads_under_way.get(name)) is not None:
             loading.cancel()
@@ -259,7 +259,7 @@ class ModelControl:
             if self.under_way.get(name) is task:
                 del self.under_way[name]
             if not task.cancelled():
-                task.exception()  # whoever asked may have gone: nobody else need hear of it
+                task.exception()  # retrieved, so that asyncio logs nothing: the caller may have gone
 
         task = asyncio.get_running_loop().create_task(follow())
         self.under_way[name] = task
@@ -396,8 +396,8 @@ class ModelControl:
         return new
 
     async def _load_first(self, name: str, asked: Sequence[str], why: str) -> None:
-        """Waits for models that this one asks, and that load now: measuring it would find nobody. Not where
-        they wait for this one in turn."""
+        """Waits for models that this one calls, and that load now: without them, its measurement would fail.
+        Does not wait for those that wait for this one in turn."""
         under_way = {
             other: self.under_way[other]
             for other in asked
@@ -434,7 +434,7 @@ class ModelControl:
         for one in (
             *self.steps.needing(name),
             model,
-        ):  # who needs it first: nobody is offered without its steps
+        ):  # those that need it come first: no ensemble is offered without its steps
             going += one.serving.values()
             one.now_serves({})
             if one is not model:

@@ -1,4 +1,4 @@
-"""Holds every model version in memory: what is offered, and what was replaced but still has riders."""
+"""Holds every model version in memory: what is offered, and what was replaced but still has requests."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is n
 
 
 class Publisher:
-    """Tells those who send requests what is offered. This one is for an engine without front ends, where all
-    of them see every change when it happens."""
+    """Announces to callers what is offered. This one is for an engine without front ends, whose callers see
+    every change at once."""
 
     memory: StepMemory | None = None  # for steps of ensembles that run in another process
 
@@ -146,7 +146,7 @@ class Fleet:
         task.add_done_callback(lambda _: self._looks.pop(served, None))
 
     def prefer(self, name: str, version: str) -> None:
-        """Requests that name no version go there, if it is offered; it is published by whoever says so."""
+        """Routes requests that name no version to this one, if it is offered; the caller publishes that."""
         self.preferred[name] = version
         self._rebind()
 
@@ -168,8 +168,8 @@ class Fleet:
         return None if key is None else (key, self.offered[key], self.routes[key])
 
     def background_route(self, key: int) -> Background:
-        """Returns the route for work that nobody waits for; the first one has its model ask the others for
-        slack."""
+        """Returns the route for background work; the first one registers its model with the arbiter of the
+        device, which gives it slack."""
         served = self.offered.get(key) or self.leaving.get(key)
         if served is None:
             raise Unavailable("the model was unloaded meanwhile", reason="unloading")
@@ -178,7 +178,7 @@ class Fleet:
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._publisher.everyone_saw(), _SEEN_WITHIN_S)
-        while any(one.holds(served) for one in self._runtimes()):  # somebody is on its way there
+        while any(one.holds(served) for one in self._runtimes()):  # a request is on its way there
             await asyncio.sleep(_LOOK_S)
         await served.retire()
         del self.leaving[key], self.routes[key]

@@ -1,9 +1,9 @@
 """Requests that models make of other models of the same engine, in place of a client.
 
 They are offered like a client's, and wait, run or are refused like those. Two things differ. They must be
-answered by the latest deadline of the requests that the caller is busy with, since nobody reads the answer
-after that. And who calls holds an instance while it waits: where that leaves nobody who could answer, because
-a model calls itself or two wait for each other, the call is refused at once, and says so.
+answered by the latest deadline of the requests that the caller is busy with, since the answer is of no use
+after that. And a caller holds an instance while it waits: where that leaves no instance that could answer,
+because a model calls itself or two wait for each other, the call is refused at once, with that reason.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class ModelCalls:
     def all_wait(self, caller: InstanceCalls) -> bool:
         """Returns whether what this one waits for can never come.
 
-        Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
-        call runs on an instance that is not, or waits for a model that has such an instance.
+        Takes all calling instances for stuck, and then, until nothing changes, removes those whose every
+        call runs on an instance that is not stuck, or waits for a model that has such an instance.
         """
         stuck = set(self.busy)
         while True:
@@ -168,7 +168,7 @@ class InstanceCalls:
         then: Callable[[T], None],
         fail: Callable[[CarpoolError], None],
     ) -> None:
-        """Begins for a model that is to be loaded first: it waits for nobody who waits for it."""
+        """Starts the load of the called model. That model does not wait for any that wait for it."""
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._elsewhere.add(task)
@@ -203,7 +203,7 @@ class InstanceCalls:
         return min(self._deadline(), now + timeout if timeout > 0 else INFINITY)
 
     def _deadline(self) -> float:
-        """Returns the latest of the batch that it runs, which may be a trial that nobody sent."""
+        """Returns the latest deadline in the batch that it runs; infinity for a trial, without requests."""
         return max((job.deadline for job in self.served.runtime.riding(self.index)), default=INFINITY)
 
     def _leave(self) -> None:

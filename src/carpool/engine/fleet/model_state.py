@@ -47,7 +47,7 @@ class ModelState:
         self.serving = serving
 
     def lines(self, leaving: Collection[int]) -> list[IndexEntry]:
-        """One for each version; `leaving` are those that still have riders."""
+        """Returns one entry for each version; `leaving` are withdrawn versions that still have requests."""
         versions = {*self.serving, *self.loading, *leaving, *self._failed, *self._unloaded} - {_WHOLE}
         lines = [self._line(version, version in leaving) for version in sorted(versions)]
         if lines:

@@ -49,8 +49,8 @@ class NeededModels:
                     self._promised.setdefault(step, {})[config.name] = promise
 
     def promised(self, config: ModelConfig) -> StepPromise | None:
-        """Returns the longest promise, for a step that says nothing itself about when its batches leave. It
-        may grow unless somebody counts on it."""
+        """Returns the longest promise, for a step whose settings do not say when its batches leave. It may
+        grow if the promise of every model with this step may."""
         if config.mode is not Mode.EAGER or config.needs or config.name not in self._promised:
             return None
         promises = self._promised[config.name].values()

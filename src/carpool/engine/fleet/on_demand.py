@@ -1,8 +1,8 @@
-"""More models than memory: each is loaded when it is first asked for, and who was asked least lately goes.
+"""Serves more models than fit into memory: each is loaded on its first request; the least recently used goes.
 
-One model is loaded at a time, so that what the process holds more afterwards is that model's. Who was loaded
-stays for a while, however many others are asked for: at most a fifth of the time goes into loading again what
-was freed before. Whoever finds no room meanwhile hears when there will be some.
+One model is loaded at a time, so that what the process holds more afterwards is that model's. A loaded model
+stays for a while, however many others are requested: at most a fifth of the time goes into loading again what
+was freed before. A request that finds no room meanwhile is answered with the time when there will be some.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _IN_USE_S = 5.0  # since it was asked last: it stays for longer, and another wai
 _MOST_STAYS = 6.0  # times its stay: then it goes also while it is in use, for others are asked, too
 _AGAIN_S = 10.0  # after a load that failed
 _LONGEST_AGAIN_S = 300.0
-_SHARE = 0.8  # of the memory that is free at the start, where nobody says how much models may take
+_SHARE = 0.8  # of the memory that is free at the start, where no limit for models is set
 _GB = 1e9
 
 
@@ -67,8 +67,8 @@ class Known:
 
 
 class OnDemand:
-    """Everything happens on the loop's thread. `used` tells how many bytes this process and its children hold
-    for themselves; `most` is what models may take of that together."""
+    """Loads and frees models, on the loop's thread. `used` returns how many bytes this process and its
+    children hold for themselves; `most` is what models may take of that together."""
 
     def __init__(
         self,
@@ -90,22 +90,22 @@ class OnDemand:
         self.tasks: dict[str, str] = {}  # by model: what its settings say it is for, or nothing
 
     def expect(self, names: Collection[str], sources: Mapping[str, ModelSource]) -> None:
-        """Notes the models that there are. Not all have settings that can be read: loading those will
-        tell."""
+        """Notes the models that there are. Some may have settings that cannot be read: loading those reports
+        why."""
         for name in names:
             source = sources.get(name)
             self.tasks[name] = "" if source is None else source.config.task or ""
             self._known[name] = known = Known()
             if source is not None:
                 known.bytes = known.files = _file_bytes(source)
-                with suppress(CarpoolError):  # loading it will tell
+                with suppress(CarpoolError):  # loading it reports the error
                     said = [callees(source.config, version.file)[0] for version in source.versions]
                     known.asks = [one for one in dict.fromkeys(chain(*said)) if one in names]
 
     async def bring(self, name: str) -> None:
-        """Returns when it serves, which it may already. Raises why it does not, and when to ask again.
+        """Returns when the model serves, which it may already. Raises why it does not, and when to retry.
 
-        Whoever asks while it is loaded shares that load, which goes on when nobody waits any more.
+        Callers that come while it is loaded share that load, which goes on when all of them have left.
         """
         if name not in self._known:
             raise NotFound(f"there is no model '{name[:80]}'", reason="unknown-model")
@@ -121,7 +121,7 @@ class OnDemand:
     def _over(self, name: str, task: asyncio.Task[None]) -> None:
         del self._under_way[name]
         if not task.cancelled():
-            task.exception()  # who asked may have gone: nobody else need hear of it
+            task.exception()  # retrieved, so that asyncio logs nothing: the callers may have gone
 
     def close(self) -> None:
         for task in self._under_way.values():

@@ -69,8 +69,7 @@ _ON_DEVICES = (_QUIET, _Draw(1, 1), _LOUD)
 
 def asks_for_batches(given: ModelConfig, whole: ModelConfig, version: ModelVersion) -> bool:
     """Returns whether its author asks for batches: in the settings that are `given`, or in a Python file,
-    which may ask for as many as a model has of which nobody says anything. `whole` are its settings with what
-    the file says."""
+    even where that declares just the default size. `whole` are its settings with what the file says."""
     if (given.max_batch or 0) > 1 or (whole.max_batch or 0) not in (0, 1, DEFAULT_MAX_BATCH):
         return True
     return backends.asks_for_batches(whole, version)
@@ -195,7 +194,7 @@ class BatchTrial:
             self._compare(2)  # all point at row 0, where another row stands in the batch
 
     def _shows(self) -> bool:
-        """Returns whether other inputs give other answers: else an answer could be anybody's."""
+        """Returns whether other inputs give other answers: else an answer could belong to any request."""
         return self._sample is not None and any(self._spread(self._sample, name) > 0 for name in self._names)
 
     def _compare(self, images: int) -> None:

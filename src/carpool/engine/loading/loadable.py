@@ -36,12 +36,12 @@ _UNLOCKED_S = 3600.0  # a folder this old without a lock is not about to get one
 
 
 class Upload:
-    """`folder` is the model's folder. It goes with its last user; whoever made it is the first."""
+    """Holds an uploaded model in `folder`. It is deleted with its last user; its creator is the first."""
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
         check_files(files)
         rules.check_name(model, "the request")
-        self._home = Path(tempfile.mkdtemp(prefix=_PREFIX))  # for nobody else to read
+        self._home = Path(tempfile.mkdtemp(prefix=_PREFIX))  # which other users cannot read
         self._lock = -1
         self._users = 1
         self.folder = self._home / model

@@ -104,8 +104,8 @@ def settle(
     seen: ModelFacts = NOTHING_SEEN,
     told: dict[str, str] | None = None,
 ) -> Settled:
-    """Returns the settings with the output that its device adds, if it does. Raises what its settings say and
-    it cannot be. `told` hears what it was recognised as, for clients who read its settings."""
+    """Returns the settings with the output that its device adds, if it does. Raises where the settings
+    contradict the model. `told` receives what it was recognised as, for clients who read its settings."""
     vision, notes, ask, _ = describe(config, signature, labels, seen)
     if vision is not None:
         vision = divided(config, signature, vision)
@@ -285,8 +285,8 @@ class Loading:
     ) -> None:
         """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
         models load side by side, and are measured one by one. `caller` makes the way to other models of the
-        instance with this number; `watch` sees what others take of the cores meanwhile. `behind`: whoever
-        loads it also compiles it while it serves, if its settings say so."""
+        instance with this number; `watch` measures what others take of the cores meanwhile. With
+        `behind`, the caller also compiles it while it serves, if its settings say so."""
         self._model = KnownModel(
             config, signature or Signature(config.name, (), ()), insists=(config.max_batch or 0) > 1
         )
@@ -442,7 +442,7 @@ class Loading:
         self._opener.place(config, threads)
 
     def _settle(self) -> None:
-        """Settles the settings with nothing left open. What is wrong is told before anything is loaded for
+        """Completes the settings, with nothing left open. Mistakes are reported before anything is loaded for
         good."""
         self._model = settled(self._examine(), self._model, self._opener, behind=self._may_compile_behind)
         self.settled = self._model
@@ -512,7 +512,7 @@ class Loading:
         return choose_on_gpus(self._model.config, self._opener.gpus, self._slo, open_one, self._measuring)
 
     def _fake(self, tell: ReportStep) -> Opened:
-        """Its curve is known: nobody need wait for it."""
+        """Opens a fake model. Its curve is in the settings, so no measurement is needed."""
         assert self._model.config.fake is not None
         layout = Layout(instance_count(self._model.config), 1)
         curve = BatchCurve.parse(self._model.config.fake.curve, self._largest)

@@ -1,6 +1,7 @@
 """Looks at a model before it is measured: what its file says, and what it answers to a picture of noise.
 
-Shapes that a file leaves open are known then; values tell probabilities from logits, and pixels from scores.
+Shapes that a file leaves open are known then; values distinguish probabilities from logits, and pixels from
+scores.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SEED = 1
 _OPEN = {Task.DETECT: ("format", "normalized"), Task.POSE: ("format",), Task.OBB: ("format",)}
 _OPEN |= {Task.CLASSIFY: ("activation",), Task.SEGMENT: ("activation",), Task.READ: ("activation",)}
 _OPEN |= {Task.TEXT_REGIONS: ("format",)}
-"""What a declared task leaves to be told: where it is said, nothing need be tried."""
+"""What a declared task leaves open: where the settings say these, no trial is needed."""
 
 
 class Examined(NamedTuple):
@@ -68,7 +69,8 @@ def examine(config: ModelConfig, version: ModelVersion) -> Examined:
 
 
 def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined:
-    """With what it answers, where that tells anything: `load` makes an instance, which is closed again."""
+    """Returns `found` with what the model's answers show, where a trial is possible: `load` makes an
+    instance, which is closed again."""
     config, signature, claims = found.config, found.signature, found.seen.claims
     picture, shape = find_picture(config, signature), trial_shape(found)
     if picture is None or shape is None:

@@ -91,7 +91,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         return Eager(self.driver) if self.served.config.mode is Mode.EAGER else self.driver
 
     def background_route(self) -> Background:
-        """From the first on, whoever shares its device must be asked."""
+        """Returns the route for background work; the first one registers this model with the arbiter of its
+        device."""
         if self._stand is not None and self._stand.why_no_background:
             raise Unsupported(f"{self.served.name}: {self._stand.why_no_background}")
         if self._background is None:
@@ -164,11 +165,11 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         return list(self.driver.scheduler.instances)[number * self.seats :][: self.seats]
 
     def riding(self, number: int) -> Sequence[Job]:
-        seats = () if self._driver is None else self._seated(number)  # none: it runs a trial that nobody sent
+        seats = () if self._driver is None else self._seated(number)  # none: it runs a trial, not a request
         return [job for seat in seats if seat.batch is not None for job in seat.batch.jobs]
 
     def _look_at_idle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A process that dies while it has nothing to do tells nobody."""
+        """Looks at idle instances: a process that dies while it has nothing to do sends no report."""
         self._looking = loop.call_later(_LOOK_S, self._look_at_idle, loop)
         self.driver.look_at_idle()
 
@@ -191,7 +192,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._lost(number, why)
 
     def _lose_seats(self, number: int) -> None:
-        """They are lost together: nobody is sent to any of them from here on."""
+        """Marks all seats of the instance as lost together: no request is sent to them from here on."""
         self._lost_seats |= {number}
         for seat in self._seated(number):
             seat.available = False
@@ -286,7 +287,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             if saturation != self._saturation:
                 self._saturation = saturation
                 self._row.set(columns.SATURATION, saturation)
-            # Who would run nearly at once is not refused: it is left to say that nobody is any more.
+            # Where a request would run nearly at once, none is refused: the gate need only end refusals.
             if self._gate is not None and (saturation > _ADVISE_FROM or self._refusing):
                 self._refusing = self._gate(scheduler, now)
 

@@ -155,7 +155,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         self._patient = False  # requests may wait a while for an instance that is being replaced
         self._closed = False
         self._replacing: set[asyncio.Task[None]] = set()
-        self.replaced = asyncio.Event()  # an instance was, since somebody looked
+        self.replaced = asyncio.Event()  # an instance was, since the event was last cleared
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{served.name}-loader")
 
     @property
@@ -205,7 +205,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         return [self._digest]
 
     async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
-        """Does work in the loader's thread. What it made is dropped when nobody waits for it any more."""
+        """Does work in the loader's thread. Its result is dropped when the caller no longer waits for it."""
         future = self._loader.submit(work)
         try:
             return await asyncio.wrap_future(future)
@@ -227,7 +227,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
             self.loop.call_later(_PATIENCE_S, self._refuse_if_down)
         if able != self._was_able:
             self.changed()
-            self._was_able = able  # told: else the next look tells it
+            self._was_able = able  # it is reported; if that raised, the next look reports it
 
     def _refuse_if_down(self) -> None:
         if not self._closed and not self._able and self._driver is not None:
@@ -259,7 +259,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
                         lambda: self.loading.backend(number, self.instances), lambda late: late.close()
                     )
                     self._place(number, backend)
-                placed = True  # once: another would push it out, and nobody would ever close it
+                placed = True  # once: another would push it out, and it would never be closed
                 self.look_at_instances()
             except Exception as error:  # also no memory, no process, no thread: the usual reasons why it died
                 if isinstance(error, CarpoolError):
@@ -284,7 +284,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         if timeout is not None:
             why = f"{self.served.name} is being unloaded"
             self._driver.refuse_from_now_on(Unavailable(why, reason="unloading"))
-        while not await self._driver.drained(timeout):  # somebody may have come meanwhile
+        while not await self._driver.drained(timeout):  # a request may have come meanwhile
             if timeout is not None:
                 return self._driver.riders
         return None
@@ -298,7 +298,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         else:
             idle = self._driver.idle
             executors = self._close_driver(self._driver)
-            if idle or self._joins_busy:  # else a thread is stuck in the model: nobody should wait for it
+            if idle or self._joins_busy:  # else a thread is stuck in the model: do not wait for it
                 await asyncio.to_thread(join_all, executors)
             else:
                 for executor in executors:

@@ -71,7 +71,7 @@ class SecondLook:
         _log.info("profile-provisional", model=self._served.name, version=self._served.version, tries=tries)
 
     async def _is_calm(self) -> bool:
-        """For a moment, and nobody asks for anything."""
+        """Returns whether the machine is calm for a moment, while no request runs or waits."""
         watched = self._watch()
         await self._sleep(_LOOK_S)
         return self._runtime.idle and not contention(watched.read()).why

@@ -160,11 +160,11 @@ class Served:
         self.runtime.offered(gate)
 
     def withdraw(self) -> None:
-        """Not offered any more; whoever comes all the same is still served."""
+        """Stops offering the version; requests that come all the same are still served."""
         self.state = VersionState.UNLOADING
 
     async def retire(self) -> None:
-        """Free the model when its last rider has left, however long that takes."""
+        """Frees the model after its last request, however long that takes."""
         await self.runtime.finish(None)
         await self._close()
 
@@ -203,7 +203,7 @@ class Runtime:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits and nothing runs; nor would anything be lost if it were unloaded."""
+        """Returns whether no request waits or runs, and nothing would be lost if it were unloaded."""
         return True
 
     def route(self) -> Route:
@@ -215,7 +215,7 @@ class Runtime:
         return None
 
     def background_route(self) -> Background:
-        """Returns the route for work that nobody waits for."""
+        """Returns the route for background work."""
         why = f"{self.served.name} forms no batches, and background work runs only beside batches"
         raise Unavailable(why, reason="background")
 

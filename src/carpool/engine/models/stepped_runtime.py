@@ -131,7 +131,7 @@ class SteppedRuntime(Runtime, Generic[SteppedT]):
         return next(found, "")
 
     def made_of(self) -> Sequence[str]:
-        """Its steps, as they are now: whoever keeps its answers has others when one of them is replaced."""
+        """Returns the digests of its current steps: cached answers are stale when a step is replaced."""
         try:
             binding = self._current()
         except (Unavailable, ConfigError):

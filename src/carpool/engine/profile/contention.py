@@ -12,7 +12,7 @@ from statistics import fmean, median
 from carpool.engine.profile.hardware import CpuTaken
 
 _TAKEN = 0.1  # of our cores' time: below that, others are the usual noise of a machine
-_WAITED = 0.05  # of the runs: who takes a core that nobody else wants disturbs nobody
+_WAITED = 0.05  # of the runs: a process on a core that is otherwise idle disturbs no run
 _SPREAD = 0.5  # of the runs of a usual size: far more than a calm machine ever shows
 _MOST_WAITED = 0.75  # of the runs: what is left is taken for the model's in any case
 

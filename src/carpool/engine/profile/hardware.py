@@ -63,8 +63,8 @@ def _field(file: Path, name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class CpuTaken:
     """Describes what others took meanwhile: shares of the time of our cores that went to the machine below
-    and to other processes, and the share of their time in which our threads waited for a core. None: nobody
-    says here."""
+    and to other processes, and the share of their time in which our threads waited for a core. None: this
+    machine does not report it."""
 
     steal: float = 0.0
     others: float = 0.0
@@ -100,7 +100,7 @@ def taken_between(before: CpuReading, after: CpuReading, seconds: float) -> CpuT
 
 
 class CpuWatch:
-    """Watches the processors from when it is made. Where nothing can be read, nobody took anything."""
+    """Watches the processors from when it is made. Where nothing can be read, it reports nothing taken."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -127,7 +127,7 @@ class CpuWatch:
 
 
 def process_age(proc: Path = Path("/proc")) -> float:
-    """Seconds since this process was started, by whoever did; 0 where that cannot be seen."""
+    """Returns the seconds since this process was started; 0 where that cannot be read."""
     fields = _process_fields(proc / "self")
     try:
         up = float((proc / "uptime").read_text("ascii").split()[0])

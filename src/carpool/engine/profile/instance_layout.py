@@ -1,10 +1,10 @@
-"""How many instances with how many threads each: on a CPU the two share the cores, and only trying tells.
+"""Chooses how many instances with how many threads each: on a CPU both share the cores, so layouts are tried.
 
 They share them with front ends that read requests and decode pictures, too. Threads that work on one batch
-wait for the slowest of them: whoever takes a core for a moment costs all of them that moment. So layouts are
-tried while something else runs, as it will when they serve; but not those of a slow model, whose few requests
-a second keep no front end busy. A start waits for all this, so that nothing is tried for longer than it takes
-to tell the layouts apart.
+wait for the slowest of them: a process that takes a core for a moment costs all of them that moment. So
+layouts are tried while something else runs, as it will when they serve; but not those of a slow model, whose
+few requests a second keep no front end busy. A start waits for all this, so that nothing is tried for longer
+than it takes to distinguish the layouts.
 
 Every start should come to the same choice. What disturbs a machine only makes runs longer: the least
 disturbed ones are compared, and a layout is tried until it did as well twice. One that is only as much better
@@ -236,9 +236,9 @@ def _compare(trials: Sequence[_Trial], cores: int, slo: float, trying: Trying, *
 
 
 def _single(measuring: Measuring, quick: float, watched: Watches) -> float:
-    """Returns the seconds of one image, as they would be without others. One run tells of most models that
+    """Returns the seconds of one image, as they would be without others. For most models one run shows that
     they are neither short nor quick, though a first one may take several times as long as the next; others
-    are looked at until it was found twice."""
+    are measured until two runs agree."""
     found = [measuring.once(1)]
     calm = found[0] * (1 - contention(watched.read()).waited)
     if calm > max(_SURELY_LONG_S, min(_COLD * quick, _SLOW_S)):
@@ -257,10 +257,10 @@ def _found_twice(rates: Sequence[float]) -> bool:
 def _best(
     trials: Sequence[_Trial], slo: float, earlier: Layout | None, doubt: float
 ) -> tuple[_Trial, list[_Trial]]:
-    """And those that are about as good: the best is ahead of them by no more than a tenth, the spread of the
-    passes, and the share of the cores that others took. Of these, what an earlier start chose; else, where a
-    single image takes next to nothing of the promise, threads that need nobody's help; else the fewest
-    instances that answer one about as fast as any."""
+    """Returns the chosen trial, and those that are about as good: the best is ahead of them by no more than a
+    tenth, the spread of the passes, and the share of the cores that others took. Of these it chooses what an
+    earlier start chose; else, where a single image takes next to nothing of the promise, the fewest threads;
+    else the fewest instances that answer one image about as fast as any."""
     most = max(trials, key=lambda trial: trial.rate)
     ahead = (1 + most.spread + doubt) / _ABOUT_AS_MUCH
     good = [trial for trial in trials if most.rate <= (ahead + trial.spread) * trial.rate]
@@ -402,7 +402,7 @@ def choose_on_cpu(
             return choose_by_capacity(cores, policy.slo, trying)
         if shared > 1:
             return choose_threads(count, shared, trying)
-    except CarpoolError:  # it cannot be tried on zeros; what is wrong is told later, if it matters
+    except CarpoolError:  # it cannot be tried on zeros; an error is reported later, if it matters
         log.debug("not-tried", model=config.name)
     return Chosen(Layout(count, shared))
 
@@ -491,10 +491,10 @@ class _Member:
 
 
 class Devices:
-    """Holds the devices of one engine. A device is known by its name, and for as long as somebody uses it.
+    """Holds the devices of one engine. A device is known by its name, and for as long as a model uses it.
 
-    Models on processors take no turns. Only when there is work that nobody waits for do the versions of its
-    model get an arbiter, which keeps that work out of the way of theirs.
+    Models on processors take no turns. Only when a model has background work do its versions get an arbiter,
+    which keeps that work out of the way of their requests.
     """
 
     def __init__(self) -> None:

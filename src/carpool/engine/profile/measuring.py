@@ -33,7 +33,7 @@ _COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _SEEN_ANYWAY = 8  # images
 _BETWEEN_S = 20e-6  # for each image of a batch, until the instance has the next: what the engine's loop takes
-_FEWEST_ENDS = 3  # of batches that tell a rate
+_FEWEST_ENDS = 3  # of batches from which a rate is computed
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
 
@@ -68,7 +68,7 @@ class Effort:
 
 
 FOR_SERVING = Effort(seconds=0.06, warm_up=0.15, total=0.6)
-"""Somebody waits for it to be over, and what it leaves out is learned in service."""
+"""A start waits for this measurement; what it leaves out is learned in service."""
 FOR_DEVICES = Effort(total=10.0)
 """Every size that was prepared: beside seconds of compiling for each, and one is not like the next."""
 
@@ -79,9 +79,9 @@ FOR_FIRST_ANSWERS = Effort(seconds=0.04, warm_up=0.1, total=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`ended` says why no larger batch was measured, or is empty: there is none. `provisional` says what
-    disturbed all of it, whose times are then those that the runs would have taken alone, as far as can be
-    told; it is empty where the machine was calm."""
+    """Holds the measured times. `ended` says why no larger batch was measured, or is empty: there is none.
+    `provisional` says what disturbed the whole measurement, and is empty where the machine was calm; the
+    times of a disturbed one are estimates of what the runs would have taken alone."""
 
     points: tuple[Point, ...] = ()
     ended: str = ""
@@ -281,9 +281,9 @@ class Measuring:
         return times if warm else []
 
     def _is_over(self, before: Point, images: int, end: float) -> bool:
-        """Returns whether another size would take too long. The first few are seen even where something else
-        took the time: by one or two that it disturbed batches seem to bring nothing, and nobody runs one to
-        learn."""
+        """Returns whether another size would take too long. The first few sizes are measured even where
+        something else took the time: after one or two disturbed ones, batches would seem to bring nothing,
+        and none would run from which to learn otherwise."""
         takes = self._expected(before, images)
         if images <= _SEEN_ANYWAY and takes < _LONG_S:
             return False

@@ -1,8 +1,8 @@
 """Lets models measure one at a time: beside another they would seem slower than they are.
 
-A model that never ends would keep all others from being loaded, until somebody unloads it. So nobody waits
-longer for one turn than any measurement takes: then times are taken beside it, and `contention` sees that
-they are disturbed.
+A model whose run never ends would keep all others from being loaded, until it is unloaded. So no model waits
+longer for its turn than any measurement takes: then times are taken beside the other, and `contention`
+detects that they are disturbed.
 """
 
 from __future__ import annotations

@@ -420,8 +420,8 @@ class ProfileStore:
 
 
 def last_start(cache_dir: Path, version: ModelVersion) -> StartTimes | None:
-    """Returns that of these files on this hardware, with whatever settings they were served last; None:
-    nobody knows."""
+    """Returns the last start of these files on this hardware, with whatever settings; None if there is no
+    record of one."""
     if version.file is None:
         return None
     model, here = content_digest(version.file), {**asdict(hardware()), "gpus": list(hardware().gpus)}

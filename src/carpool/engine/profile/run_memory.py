@@ -2,7 +2,7 @@
 
 A runtime keeps the memory of its batches for the next ones. That is worth its while in service: a batch whose
 pages are all new takes up to 1.4 times as long. It is not after measuring, which runs larger batches than
-service does, nor while nobody asks.
+service does, nor while no requests come.
 """
 
 from __future__ import annotations

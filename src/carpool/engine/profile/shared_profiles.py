@@ -2,7 +2,7 @@
 that all of them see, a Redis server, or an address like s3://bucket/profiles.
 
 Files are small, and are read and written whole, by name. A place that does not answer within a few seconds
-is not waited for: whoever reads nothing measures.
+is not waited for: a replica that reads nothing measures.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Eager:
 
 
 class Background:
-    """The same model for work that nobody waits for: only its driver knows of it."""
+    """Routes background work to the same model: only its driver knows of it."""
 
     __slots__ = ("_driver", "cancel")
 

@@ -63,7 +63,7 @@ class Route(Protocol):
         """The inputs of a work that was submitted before them (`ready_at`) are there."""
 
     def cancel(self, work: Work) -> None:
-        """Nobody waits for it any more."""
+        """Cancels a work whose client no longer waits for it."""
 
 
 NO_INPUTS: Mapping[str, Array] = {}
@@ -178,7 +178,7 @@ def _rows(works: Sequence[InBatch]) -> list[StatefulRow]:
 
 
 def _kept_bytes(signature: Signature) -> float:
-    """Returns the bytes of the outputs for one image; without end where that cannot be told."""
+    """Returns the bytes of the outputs for one image; infinity where they are not known beforehand."""
     fixed = all(spec.datatype is not Datatype.BYTES and -1 not in spec.shape for spec in signature.outputs)
     return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
@@ -213,7 +213,7 @@ class BatchResult:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Watcher:
-    """Who is told what the driver sees: counters, and whoever replaces instances."""
+    """Receives what the driver observes: for counters, and to replace instances."""
 
     def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
 
@@ -266,7 +266,7 @@ class BatchRun(Generic[RequestT]):
 
     def _chunks(self, works: Sequence[RequestT]) -> list[Sequence[RequestT]]:
         """Divides the works, since some models run a large batch faster in pieces that stay in the cache, and
-        strings are passed to an engine under the interpreter lock. Riders see one batch."""
+        strings are passed to an engine under the interpreter lock. To its requests it is one batch."""
         chunks: list[list[RequestT]] = [[]]
         images = strings = 0
         for work in works:

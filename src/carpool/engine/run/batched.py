@@ -150,8 +150,8 @@ class _Gatherer:
         self._hand_over([work])
 
     def _begin(self, item: Any) -> None:
-        """Measure, then serve everybody who has come; if that fails all of them hear why, and the next call
-        tries again."""
+        """Measures, then serves all calls that have come; if that fails, all of them raise the reason, and
+        the next call tries again."""
         try:
             driver, failure = self._start(item), None
         except BaseException as error:  # a function may raise anything, and callers wait
@@ -210,7 +210,7 @@ class _Gatherer:
 
 
 def _settle(future: Future[Any], outcome: Outcome) -> None:
-    # From here on it cannot be cancelled: whoever awaits it may do so from any thread, at any time.
+    # From here on it cannot be cancelled: a caller may do that from any thread, at any time.
     if not future.set_running_or_notify_cancel():
         return
     if outcome.outputs is not None:

@@ -20,7 +20,7 @@ class InExtras(Protocol):
 
     @property
     def details(self) -> bytes:
-        """Returns the id and parameters of the request in JSON, for a model that is told them."""
+        """Returns the id and parameters of the request in JSON, for a model that receives them."""
 
     @property
     def reads(self) -> RegionReads | None:
@@ -151,7 +151,7 @@ class InTurn(Iterator[Mapping[str, Array]]):
     `errors` says so by their index.
 
     Unlike a generator it goes on behind what it raised for. The loop's thread takes the inputs of works only
-    from a batch that it has given up: those whose turn is still to come then fail, and nobody hears of it.
+    from a batch that it has given up: those whose turn is still to come then fail, which is not reported.
     """
 
     def __init__(self, works: Sequence[InBatch]) -> None:

@@ -1,4 +1,4 @@
-"""Where time meets scheduling: one loop thread tells the scheduler what happened and does what it says."""
+"""Connects time and scheduling: one loop thread reports events to the scheduler and runs its decisions."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ class Driver:
     """Drives one model version. Everything but the executors' threads runs on the loop's thread.
 
     `done` is called exactly once for every work, whatever raises: `_open` holds those that were accepted and
-    not told yet, and `_tell` is the only way out of it. A callback, the watcher or the scheduler that raises
-    is logged; it costs at most those who wait at that moment, never who rides and never who comes later.
+    not answered yet, and `_tell` is the only way out of it. An error that a callback, the watcher or the
+    scheduler raises is logged; at most the requests that wait at that moment fail by it, never those in a
+    running batch and never later ones.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Driver:
             self.plan_turn()
 
     def submit_background(self, work: Work) -> None:
-        """Nobody waits for it: it is run out of slack, or skipped."""
+        """Submits background work: it runs while the model has slack, or is skipped."""
         closed, background = self._closed or self._down, self.scheduler.background
         if closed is not None:
             self._turn_away(work, closed)
@@ -188,7 +189,7 @@ class Driver:
         self._closed = error
 
     def refuse_until_placed(self, error: CarpoolError) -> None:
-        """No instance is left: who waits is told, and who comes, until there is one again."""
+        """Fails waiting requests, and new ones until an instance is placed, since none is left."""
         self._down = error
         self.fail_waiting(error)
         self.plan_turn()
@@ -203,7 +204,7 @@ class Driver:
         return any(executor.alive and executor.responsive for executor in self._executors.values())
 
     def fail_waiting(self, error: CarpoolError) -> None:
-        """Nobody is left to run them: tell everybody who waits."""
+        """Answers all waiting requests with this error, since no instance is left to run them."""
         waiting = self.scheduler.lanes.everybody()
         if self.scheduler.background is not None:
             waiting += self.scheduler.background.everybody()
@@ -212,7 +213,7 @@ class Driver:
             self._tell(work, Outcome(error=error))
 
     async def drained(self, timeout: float | None) -> bool:
-        """Wait until nobody waits or runs; False when that took too long."""
+        """Waits until no request waits or runs; returns False when that took too long."""
         if not self.idle:
             waiter = self._loop.create_future()
             self._idle_waiters.append(waiter)
@@ -222,7 +223,7 @@ class Driver:
     # ---- one turn ---------------------------------------------------------------------------------------
 
     def plan_turn(self) -> None:
-        """Decide once per turn of the loop: whatever arrived in the same turn rides together."""
+        """Plans one decision per turn of the loop: requests that arrived in the same turn share a batch."""
         if not self._turn_planned:
             self._turn_planned = True
             self._loop.call_soon(self._turn)
@@ -232,7 +233,7 @@ class Driver:
         self._looked_at = now = monotonic()
         look_again: float | None
         try:
-            # Start what can start, tell who was given up; when to look again.
+            # Start what can start, answer requests that were given up, and note when to look again.
             welcome: dict[object, float] = {}
             while True:
                 decision = self.scheduler.decide(now)
@@ -276,14 +277,14 @@ class Driver:
         self._tell(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
 
     def _give_up_waiting(self, error: CarpoolError) -> None:
-        """The scheduler cannot be asked: who waits is answered, since nobody knows when it can."""
+        """Answers waiting requests with this error: a scheduler that fails may not recover soon."""
         riding = {job for batch in self._running.values() for job in batch.jobs}
         for work in [work for work in self._open if work not in riding]:
             self._withdraw(work)
             self._tell(work, Outcome(error=error))
 
     def _free_lost_batches(self) -> None:
-        """A scheduler that raised may count on batches that nobody runs: their instances are free."""
+        """Frees instances that the scheduler counts as busy, after it raised, with batches that do not run."""
         running = self._running.values()
         lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
         for batch in filter(None, lost):
@@ -291,15 +292,15 @@ class Driver:
         self.plan_turn()
 
     def _may_run_here(self, batch: Batch, brief: Brief | None) -> bool:
-        """A lone request for a model that answers at once need not be passed to a thread, nor its answer be
-        passed back: it would wait longer for the two threads to wake up. Nobody else of this model waits, or
-        they would be a batch, which is to run while the loop hears who comes."""
+        """Returns whether the loop's thread may run this batch: a lone request for a model that answers at
+        once would wait longer for two threads to wake up. No other request of this model may wait: they would
+        be a batch, which is to run while the loop receives requests."""
         return (
             brief is not None
             and len(batch.jobs) == 1
             and batch.belief.runs.times[batch.images] <= BRIEF_S
             and not (self._running or self.scheduler.lanes.requests)
-            and not (batch.turn or self.scheduler.policy.preserve_ordering)  # nobody has a say in it
+            and not (batch.turn or self.scheduler.policy.preserve_ordering)  # neither has a say in it
             and brief.may_run(batch.started)
         )
 
@@ -307,7 +308,7 @@ class Driver:
         executor = self._executors[batch.instance.index]
         if isinstance(executor, Executor) and self._may_run_here(batch, executor.brief):
             result, now = executor.run_here(_works(batch.jobs)), monotonic()
-            self._answer(batch, result, False, ())  # before it is learned from: somebody waits for it
+            self._answer(batch, result, False, ())  # before the scheduler learns from it: a client waits
             self._finish(batch, now, result, executor)
             return
         self._running[executor] = batch
@@ -316,12 +317,12 @@ class Driver:
             self._alarms[executor] = alarm
         try:
             executor.run(batch.jobs)  # type: ignore[arg-type]  # nothing but works is ever offered
-        except Exception as error:  # it has not begun: its riders hear why, and a dead instance is replaced
+        except Exception as error:  # it has not begun: its requests fail, and a dead instance is replaced
             log.exception("batch-not-started", model=self._model)
             failed = BatchResult([Outcome(error=_failed(error)) for _ in batch.jobs], 0.0, clean=False)
             self._loop.call_soon(lambda: self.ended(executor, failed))
 
-    # ---- who is told ------------------------------------------------------------------------------------
+    # ---- answers and reports ----------------------------------------------------------------------------
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
         """Gives the one answer of an accepted work. Never raises: others wait behind it."""
@@ -348,7 +349,7 @@ class Driver:
     def ended(self, executor: Executes, result: BatchResult) -> None:
         batch = self._running.pop(executor, None)
         if batch is None:
-            return  # it overran its time, and its riders were told
+            return  # it overran its time, and its requests were answered
         alarm = self._alarms.pop(executor, None)
         if alarm is not None:
             alarm.cancel()
@@ -360,8 +361,8 @@ class Driver:
     def _finish(
         self, batch: Batch, now: float, result: BatchResult | None = None, executor: Executes | None = None
     ) -> tuple[bool, Sequence[Job]]:
-        """Returns whether answers wait for their turn, and whose turn it is now. Without a scheduler that can
-        say so nobody waits for it. An executor that has died of it is replaced."""
+        """Returns whether answers wait for their turn, and the requests whose turn it is now. If the
+        scheduler fails, no answer waits. An executor that has died of the batch is replaced."""
         seconds = result.seconds if result is not None and result.clean else None
         in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, BackgroundTurn)
         try:
@@ -375,7 +376,7 @@ class Driver:
         return in_order, released if in_order else ()
 
     def _answer(self, batch: Batch, result: BatchResult, in_order: bool, released: Sequence[Job]) -> None:
-        """Tell the riders, or keep their answers until it is their turn, and tell whose turn it is."""
+        """Answers the batch's requests, or holds answers until it is their turn, and sends those released."""
         started, timing = batch.started, result.timing
         gathered, ran, split, images = timing.input, timing.infer, timing.output, timing.batch
         self._batches = number = self._batches + 1
@@ -400,11 +401,11 @@ class Driver:
         """It is their turn to be answered."""
         for work in _works(jobs):
             held = work.extras.held
-            if held is not None:  # else it was told when its scheduler failed
+            if held is not None:  # else it was answered when its scheduler failed
                 self._tell(work, held)
 
     def _overran(self, executor: Executes) -> None:
-        """The model hangs: its riders are told, the instance is given up and replaced."""
+        """Fails the requests of a batch that hangs; the instance is given up and replaced."""
         batch = self._running.pop(executor, None)
         if batch is None:
             return
@@ -453,7 +454,7 @@ class Driver:
         self._report_lost(instance, why)
 
     def _report_lost(self, instance: Instance, why: str) -> None:
-        """Reports it until it is heard: else nobody would replace the instance."""
+        """Reports the loss until the watcher accepts it: else the instance would not be replaced."""
         try:
             self._watcher.instance_lost(instance, why)
         except Exception:
@@ -462,7 +463,7 @@ class Driver:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits and nothing runs."""
+        """Returns whether no request waits or runs."""
         return not self._running and not self.scheduler.lanes.requests
 
     @property
@@ -471,7 +472,7 @@ class Driver:
         return self.scheduler.lanes.requests
 
     def close(self) -> list[Executes]:
-        """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
+        """Stops for good: open requests are failed. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
         self._reminder.stop()

@@ -37,7 +37,7 @@ class LoopTime:
     """Measures how much of its loop's time an engine spends on batches, of all its models: at most two
     thirds.
 
-    Each model alone sees that nobody else waits for it; but what comes for many others waits for the loop.
+    A model sees only that none of its own requests waits; those of many other models may wait for the loop.
     """
 
     __slots__ = ("_from",)
@@ -56,11 +56,11 @@ class Brief:
     """Decides, of one model version whose batches the loop may run, whether they are as short as they were
     measured.
 
-    Only computing counts. Whoever takes the processor away from the loop's thread takes it from the loop in
-    any case, and then the way through another thread is longest. But a virtual machine that its host keeps
-    from running counts that as computing, for milliseconds of each hundredth of a second, and a few of these
-    would send a fast model away for good: what is close together counts once, and it comes back after a rest.
-    One that stays slow gets another curve.
+    Only computing counts. A process that takes the processor away from the loop's thread takes it from the
+    loop in any case, and then the way through another thread is longest. But a virtual machine that its host
+    keeps from running counts that as computing, for milliseconds of each hundredth of a second, and a few of
+    these would exclude a fast model for good: overruns that are close together count once, and the model may
+    run in the loop again after a rest. One that stays slow gets another curve.
     """
 
     __slots__ = ("_counted", "_credit", "_from", "_rest", "loop_time")
@@ -131,9 +131,9 @@ class Executor:
     A batch that hangs there would hold up everything. Its own thread stops one that is still the same after
     `_LOOK_S`: `_runs` is odd while there is one. Waking that thread for each batch would cost what was to be
     saved, so it looks on its own for as long as there is something to see, and only then sleeps until it is
-    told. No lock is needed: the loop changes `_runs`, then reads `_watching`; the thread changes `_watching`,
-    then reads `_runs`. Under the interpreter lock these four happen in one order, and in each at least one
-    side sees the other: the loop that nobody watches, or the thread that it must go on.
+    woken. No lock is needed: the loop changes `_runs`, then reads `_watching`; the thread changes
+    `_watching`, then reads `_runs`. Under the interpreter lock these four happen in one order, and in each at
+    least one side sees the other: the loop that it is not watched, or the thread that it must go on.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Executor:
     def run_here(self, works: Sequence[Work]) -> BatchResult:
         """In the caller's thread, where `brief` says so; nothing is reported. Never raises."""
         brief = self.brief
-        assert brief is not None  # else nobody asks
+        assert brief is not None  # else this is not called
         self._runs += 1
         if not self._watching:
             self._queue.put(_WATCH)
@@ -199,7 +199,7 @@ class Executor:
     def _result(self, works: Sequence[Work]) -> BatchResult:
         try:
             return self._run(works)
-        except Exception as error:  # a fault of ours must take neither the thread nor its riders down
+        except Exception as error:  # a fault of ours must stop neither the thread nor its requests
             _log.exception("batch-failed", model=self._model)
             return _failed(works, ModelError(f"{self._model}: {type(error).__name__}: {error}"))
 
@@ -226,8 +226,8 @@ class Executor:
             _log.exception("close-failed", model=self._model)
 
     def _look(self, before: int) -> None:
-        """Looks so long after `before`. One that is the same is stopped; if there was none, nobody need
-        look."""
+        """Looks `_LOOK_S` after `before` was read. A batch that is still the same is stopped; if there was
+        none, watching ends."""
         if self._runs == before:
             if before % 2:
                 _log.error("batch-stopped", model=self._model, after_s=_LOOK_S)

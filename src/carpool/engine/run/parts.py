@@ -11,7 +11,7 @@ from carpool.link.records import FINISHES, LAST, MAX_UNSENT, PART, TO_FRONTEND, 
 
 MOST_UNSENT = 1 << 17
 """Bytes that a front end has not taken, above which parts wait here; and as many of one model's, above which
-that model waits. What waits in the socket comes before everybody's next answer, so this is little."""
+that model waits. What waits in the socket delays the next answer of every request, so this is little."""
 
 
 class PartSink(Protocol):
@@ -19,7 +19,7 @@ class PartSink(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whoever can wait should, before the next."""
+        """Returns whether a model that can wait should wait before its next answer."""
 
     def send(self, payload: bytes, finish: str = "", *, last: bool = False) -> None:
         """Sends what `RequestPlace.part` made of the outputs; `finish` is one of `FINISHES`. With `last` no
@@ -28,8 +28,8 @@ class PartSink(Protocol):
 
 class OutgoingParts:
     """Holds the parts that wait for one front end, a lane for each model. They go into its outbox in turns,
-    one of each model, and only while little waits there: a reader who is slow, or who asks for more than
-    anybody can read, delays the streams of one model, and neither other models nor whole answers."""
+    one of each model, and only while little waits there: a client that reads slowly, or requests more than
+    can be read, delays the streams of one model, and neither other models nor whole answers."""
 
     def __init__(self, outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
         self.outbox = outbox
@@ -82,7 +82,7 @@ class OutgoingParts:
             else:
                 del self._sizes[key]
             self.outbox.put(piece)
-        if lanes and not self._paused:  # if its socket takes all that there is, nobody says so
+        if lanes and not self._paused:  # a socket that takes everything causes no `resume`
             self._planned = True
             self._loop.call_soon(self._send)
 

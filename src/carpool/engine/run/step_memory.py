@@ -29,7 +29,7 @@ from carpool.wire.v2 import TensorHead, bind
 ARENA = 0
 """Its number; those of front ends begin at 1."""
 _BYTES = 512 << 20
-_UNKNOWN_OUTPUT_BYTES = 64 << 10  # for outputs whose size cannot be told: what does not fit comes inline
+_UNKNOWN_OUTPUT_BYTES = 64 << 10  # for outputs of unknown size: what does not fit comes inline
 _MOST_TEMPLATES = 1024
 _WRITING_S = 0.001
 
