@@ -261,7 +261,7 @@ class Runtime:
         """One of them was lost or placed, or the process that runs them has stalled or moves again."""
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
-        """Front ends said no on its advice."""
+        """Counts requests that front ends rejected on its advice."""
 
     async def finish(self, timeout: float | None) -> int | None:
         """Waits for what was accepted. With a time limit nothing new is accepted, and the number of those who

@@ -284,7 +284,7 @@ class Driver:
             self._tell(work, Outcome(error=error))
 
     def _free_lost_batches(self) -> None:
-        """Frees instances that the scheduler counts as busy, after it raised, with batches that do not run."""
+        """Frees instances that a scheduler still counts as busy after it raised: their batches do not run."""
         running = self._running.values()
         lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
         for batch in filter(None, lost):
