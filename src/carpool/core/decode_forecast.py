@@ -14,8 +14,8 @@ DECODE_MOST: Final = 4.0
 DECODE_SURPRISE: Final = 0.2
 DECODE_MEMORY_S: Final = 0.5
 """One picture moves what decoding is thought to take by so much of the difference, and counts at most as four
-times what was thought: some ten pictures reflect a neighbour that starts or ends, and one picture that takes
-a hundred times as long as the others does not shut the gate. One that came later than foreseen moves the next
+times what was thought: some ten pictures show a neighbour that starts or ends, and one picture that takes a
+hundred times as long as the others does not shut the gate. One that came later than foreseen moves the next
 forecast by a fifth of that, and half a second later most of it is forgotten: a gate that was shut for it
 would never learn that it is over."""
 

@@ -234,7 +234,7 @@ class Scheduler(SchedulerState):
 
     @property
     def next_expiry(self) -> float:
-        """Returns when to notify a request that it will not run: `decide` is not needed for it before."""
+        """Returns when to report a request that will not run: `decide` is not needed for that before."""
         if self._replaced:
             return -INFINITY
         return self._expiries[0][0] if self._expiries else INFINITY
