@@ -168,8 +168,8 @@ class AnswersRows(Protocol):
 
 
 class Rider(Protocol):
-    """Defines one request for a decoupled model, and who waits for its answers. Of the thread of the
-    instance."""
+    """Defines one request for a decoupled model, and the client that waits for its answers. Belongs to the
+    thread of the instance."""
 
     @property
     def inputs(self) -> Mapping[str, Array]: ...

@@ -71,8 +71,8 @@ Seen = Callable[[int], Awaitable[None]]
 
 
 class EngineHost(Publisher):
-    """Offers an engine to the front ends. `make` builds it: the host is its `publisher`, and knows who
-    hears of its `loads`."""
+    """Offers an engine to the front ends. `make` builds it: the host is its `publisher`, and supplies the
+    listeners of its `loads`."""
 
     def __init__(
         self,

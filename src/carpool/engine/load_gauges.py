@@ -29,8 +29,8 @@ _LONGEST_SOURCE = 80
 
 
 def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
-    """Returns who asks most of the models just now, by images per second: sources, and the keys they came
-    with."""
+    """Returns the sources that send the most to the models just now, by images per second, and the keys they
+    came with."""
     found = [
         (served.name, lane)
         for served in models

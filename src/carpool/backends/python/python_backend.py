@@ -150,12 +150,12 @@ class PythonBackend:
 
     @property
     def most_open(self) -> int:
-        """Returns how many may be open: who says that its batches are of one has one at a time."""
+        """Returns how many requests may be open: without a setting, one if the model's batches are of one."""
         return self._max_open or (MOST_OPEN if self._max_batch > 1 else 1)
 
     def run_many(self, riders: Sequence[Rider], more: Callable[[], Sequence[Rider]]) -> None:
-        """The process hands over one answer at a time, and hears before its next whose client has gone and
-        who has come. It may also ask for that alone."""
+        """Runs these requests until all have ended. The process sends one answer at a time; each reply names
+        the requests whose clients have gone, and new requests. The process may also ask for that alone."""
         if not self.alive:
             raise self._died(self._process.end())
         aboard = Aboard()

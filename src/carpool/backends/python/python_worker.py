@@ -331,7 +331,8 @@ class AnswerChannel:
         self.gone.discard(number)
 
     def look(self) -> None:
-        """Whose client has gone and who has come, without an answer. Not each time: models ask in a loop."""
+        """Asks which clients have gone and which requests have come, without an answer to send. Most calls do
+        nothing, since models call this in a loop."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now

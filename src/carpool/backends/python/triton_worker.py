@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _SHOWN = 2000  # characters of an error's text that are passed on
-_LOOK_S = 0.02  # between two looks at who has come, while no answer is sent
+_LOOK_S = 0.02  # between two looks for new requests, while no answer is sent
 
 
 class TritonModel:

@@ -27,7 +27,7 @@ class WorkerDied(Exception):
 
 
 class WorkerTimeout(Exception):
-    """The process said nothing in time."""
+    """Raised when the process sent nothing within its time limit."""
 
 
 def _shares(threads: int | None) -> dict[str, str]:

@@ -207,7 +207,7 @@ class ControlDesk:
         tasks = {} if self._on_demand is None else dict(self._on_demand.tasks)
         self._host.published = replace(self._host.published, loading="", on_demand=tasks)
         if self._on_demand is not None:
-            failed = {}  # who asks for them hears why
+            failed = {}  # a request for one of them is answered with the reason
         if failed and settings.needs_models and not self._engine.served:
             await self._engine.stop(0.0)
             raise next(iter(failed.values()))

@@ -42,11 +42,11 @@ class Publisher:
         """Something else is offered than before, or what is has become able or unable to run."""
 
     async def everyone_saw(self) -> None:
-        """Waits until all of them know the latest change. What was withdrawn is kept until then, for requests
-        that are on their way."""
+        """Waits until all callers know the latest change. A withdrawn version is kept until then, for
+        requests that are on their way."""
 
     def gate(self, _key: int) -> Gate:
-        """Returns what becomes of a version's advice to newcomers."""
+        """Returns the function that receives a version's advice on new requests."""
         return lambda _scheduler, _now: False
 
 

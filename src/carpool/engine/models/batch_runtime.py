@@ -40,7 +40,7 @@ log = logger("engine")
 
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _STARTING_S = 30.0  # a model whose load began so soon after the process belongs to its start
-_ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
+_ADVISE_FROM = 0.1  # of the promise spent waiting: below that no request is refused, or only by the engine
 
 
 @runtime_checkable
@@ -292,7 +292,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
                 self._refusing = self._gate(scheduler, now)
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
-        """Their traffic counts all the same, and they need the advice fresh."""
+        """Counts requests that front ends refused: they are part of the demand. Renews the advice, too."""
         if self.scheduler is not None:
             now = monotonic()
             self.scheduler.refused_elsewhere(requests, requests, reason, now, source)

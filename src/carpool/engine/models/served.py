@@ -33,7 +33,7 @@ from carpool.vision.plans.settings import VisionSettings
 log = logger("engine")
 
 Gate = Callable[[Scheduler, float], bool]
-"""Takes advice to newcomers; whether there is any now."""
+"""Receives the scheduler's advice on new requests; returns whether it advises to refuse any now."""
 
 
 class VersionState(enum.StrEnum):

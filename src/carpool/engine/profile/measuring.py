@@ -106,7 +106,7 @@ def sample(signature: Signature, images: int) -> dict[str, Array]:
 
 
 class Rows(Protocol):
-    """Fills the batches that are measured, and hears what each size answers."""
+    """Fills the batches that are measured, and receives the answers of each size."""
 
     def requests(self, images: int) -> dict[str, Array]: ...
 

@@ -138,7 +138,8 @@ class Driver:
                 self._reminder.set(now + _CATCH_UP_S, now)
 
     def _is_worth_a_turn(self, now: float) -> bool:
-        """A newcomer who finds every instance busy waits for the end of a batch, and nothing is decided."""
+        """Returns whether to plan a turn now. A new request that finds every instance busy waits for the end
+        of a batch, with nothing to decide before."""
         scheduler = self.scheduler
         return (
             bool(scheduler.instances.idle)

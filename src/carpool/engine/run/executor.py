@@ -20,7 +20,7 @@ _log = logger("engine")
 
 BRIEF_S: Final = 0.0005
 """The loop runs what is expected to take no longer: passing it to another thread and back takes about half
-of that, and so long a newcomer may well wait."""
+of that, and a new request may well wait so long."""
 _HELD_S: Final = 3 * BRIEF_S  # of computing: what takes longer was not what it was taken for
 _FAR_TOO_LONG_S: Final = 0.03  # no collection of garbage takes so long
 _FORGIVEN_AFTER: Final = 1000  # batches in time for one that was not
