@@ -1,5 +1,4 @@
-"""Defines what the compiled form of the hot modules needs to be told (`make wheel`), and whether this is
-it."""
+"""Defines what compiling the hot modules needs (`make wheel`), and whether this is the compiled form."""
 
 from __future__ import annotations
 

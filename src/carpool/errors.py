@@ -13,7 +13,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def without_stack(error: E) -> E:
-    """The error with nothing left but what it says, for whoever keeps or answers it.
+    """Returns the error with nothing left but what it says, for code that stores or answers it.
 
     Its stack holds frames, and those hold the request with its body, which most often leads back to the
     error: such a ring is freed by the collector alone, and that comes late. An error behind it may hold the
@@ -61,7 +61,7 @@ class Gone(NotFound):  # it was here, and is not any more: the client sends it a
     reason = "gone"
 
 
-class Unauthenticated(CarpoolError):  # nobody knows who asks: no key, or one that is not known
+class Unauthenticated(CarpoolError):  # the client is not known: no key, or one that is not known
     reason = "unauthenticated"
 
 
@@ -83,7 +83,7 @@ class Refused(CarpoolError):
 
     reason = "overload"
     rendered: dict[str, Any] | None = None
-    """By protocol: what clients are sent. Only one that is told to many has room to keep it."""
+    """By protocol: what clients are sent. Only an error that answers many requests caches it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Refused(CarpoolError):
         self.retry_after_s = retry_after_s
 
     def again(self) -> Refused:
-        """The same for somebody else: one exception that is raised twice keeps both stacks."""
+        """Returns a copy for another request: one exception that is raised twice keeps both stacks."""
         same = Refused.__new__(Refused, self.message)
         same.__dict__.update(self.__dict__)
         return same

@@ -148,7 +148,7 @@ class BackendKind:
     beside: str = ""  # beside this file, `model` with one of the suffixes is a whole model
     gives_way: bool = False  # not installed: files of other backends are taken, as if these were not there
     needs_file: bool = True
-    platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
+    platforms: tuple[str, ...] = ()  # Triton's names for it; clients are sent the first
     package: str = ""  # that has to be installed; profiles belong to one version of it
     imports: str = ""  # what is imported of it: looked for, without importing it, before anything else
     extra: str = ""  # of Carpool, with which pip installs it
@@ -254,7 +254,7 @@ class Extension:
     fetch: str = ""
     """Place of `fetched(paths, settings, tell) -> paths`, called by `carpool serve` before it reads models,
     where one of `addresses` is named or a model's folder asks for the extension: it brings what is not on
-    this machine, puts a folder in the place of each address, and tells its steps."""
+    this machine, puts a folder in the place of each address, and reports its steps."""
     begin: str = ""
     """Place of `begin(settings) -> (settings, warning)`, called by `carpool serve` before it starts processes
     where the extension is started: it checks the options, and returns those that processes get."""

@@ -69,7 +69,7 @@ class TensorSpec:
     optional: bool = False  # an input that requests may leave out
 
     def full_shape(self, max_batch: int) -> tuple[int, ...]:
-        """The shape clients are told, which starts with -1 when the model takes batches."""
+        """Returns the shape that clients are sent, which starts with -1 when the model takes batches."""
         return (-1, *self.shape) if max_batch else self.shape
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from carpool.lab.evaluate.evaluation import Evaluation, VersionGap, VersionScore
     from carpool.lab.evaluate.subjects import Ask
 
-_PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
+_PATIENCE_S = 60.0  # for retries of an image that is rejected
 _MOST_FAILURES = 5
 _MOST_CLASSES = 20
 _IN_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "miou": "mean IoU"}

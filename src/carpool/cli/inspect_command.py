@@ -141,7 +141,7 @@ def _lines(one: PresetAnswer) -> list[str]:
 
 
 def _asked(*, asking: bool) -> str:
-    """Asks which one is right, where somebody sits there to say so."""
+    """Asks the user which preset is right, where stdin is a terminal."""
     from carpool.config.presets import PRESETS
 
     if not asking or not sys.stdin.isatty():

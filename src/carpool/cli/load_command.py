@@ -35,7 +35,7 @@ _MOST_CLIENTS = 4096
 _MOST_PROCESSES = 64
 _OTHER_FILES = 64  # beside the connections
 _WINDOW_S = 5.0  # what is shown while it runs is of the last seconds
-_LINE_EVERY_S = 5.0  # where nobody watches a terminal
+_LINE_EVERY_S = 5.0  # where stderr is no terminal
 _COUNTED = ("offered", "answered", "refused", "failed")
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -129,7 +129,7 @@ class Load(o.AsksServer, o.HasTraffic):
     )
 
     def run(self) -> None:
-        """Exits with 1 if there was nobody to ask."""
+        """Exits with 1 if the server is unreachable."""
         import uvloop
 
         from carpool.lab.load.aim import read_url
@@ -323,7 +323,7 @@ def _traffic(options: Load) -> Traffic:
         raise InvalidInput("--arrivals cameras takes no --rate: it is --cameras times --fps")
 
     def read(file: Path) -> Recording:
-        """Reads the trace of the model that is asked, if the trace tells models apart; else all of it."""
+        """Reads the trace of the model that is asked, if the trace names models; else all of it."""
         try:
             return Recording.read(file, per_source=True)
         except InvalidInput:
@@ -348,7 +348,7 @@ def _weighted(option: str, texts: list[str] | None) -> Iterator[tuple[str, float
             yield name, o.number(f"the weight of {option}", value, above=0)
 
 
-# ---- while it runs, for whoever watches stderr, and when it is over, on stdout
+# ---- while it runs, on stderr, and when it is over, on stdout
 
 
 class Window:

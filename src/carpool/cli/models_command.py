@@ -13,7 +13,7 @@ from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
-_LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
+_LOADING_S = 3600.0  # a large model takes its time, and a user can stop waiting
 Action = StrEnum("Action", ["list", "load", "unload"])
 
 

@@ -227,8 +227,8 @@ def _tell(step: str) -> None:
 
 
 def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[ModelSource], int]:
-    """The models, and how many more have mistakes in their settings: mistakes are told before anything is
-    started, and those that stop nothing by the engine."""
+    """Returns the models, and how many more have mistakes in their settings: mistakes are reported before
+    anything is started, and those that stop nothing by the engine."""
     from carpool.config.repository import find_models
     from carpool.engine.profile.hardware import gpu_count
 
@@ -259,7 +259,7 @@ def _warn_if_open(settings: ServerSettings) -> None:
     if (
         settings.model_control_mode == "explicit"
         and not settings.admin_key_file
-        and not settings.api_key_file  # which close control to everybody
+        and not settings.api_key_file  # which close control to clients without a key
         and not is_loopback(settings.host)
     ):
         logger("server").warning(
@@ -421,7 +421,7 @@ class LoadingProgress:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._last: LoadingStep | None = None
-        self._said = 0  # models before this one are over with, and that was told
+        self._said = 0  # models before this one are over with, and that was shown
         self._began = time.monotonic()
         self._watched = sys.stdout.isatty()
         self._timer: asyncio.TimerHandle | None = None

@@ -273,7 +273,7 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
     return place, found[0]
 
 
-# ---- while it goes on, for whoever watches stderr, and its points when it is over
+# ---- while it goes on, on stderr, and its points when it is over
 
 
 @contextmanager

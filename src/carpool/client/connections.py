@@ -205,7 +205,7 @@ class Connections:
         self._idle: list[tuple[float, Stream]] = []
 
     async def ask(self, question: Question[Any]) -> Reply:
-        """Raises the error that the reply tells."""
+        """Sends a request and returns its reply, or raises the error that the reply reports."""
         reply = await self.reply(question)
         if reply.status != 200:
             raise error_of(reply.status, reply.fields, reply.body)

@@ -129,9 +129,9 @@ class Question(Generic[Value]):
 
 
 class Patience:
-    """When who was refused and told to come back tries again: later each time, since there are others.
+    """Decides when a rejected request is retried: later each time, since there are other clients.
 
-    Only what the server refused is asked again, and never sooner than the server said.
+    Only what the server rejected is retried, and never sooner than the server said.
     """
 
     def __init__(self, seconds: float, now: float) -> None:

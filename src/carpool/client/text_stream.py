@@ -122,7 +122,7 @@ class Pieces:
 
 
 class _Said:
-    """Holds what both kinds tell."""
+    """Holds what both kinds report."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces

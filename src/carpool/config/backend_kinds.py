@@ -126,7 +126,7 @@ def kinds() -> Mapping[str, BackendKind]:
     for point in entry_points(group=GROUP):
         try:
             kind = point.load()
-        except Exception as error:  # whatever goes wrong while somebody else's package is imported
+        except Exception as error:  # whatever goes wrong while another project's package is imported
             raise ConfigError(
                 f"the backend {point.name} ({point.value}) cannot be imported: {error}"
             ) from None

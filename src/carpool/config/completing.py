@@ -42,7 +42,7 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
         signature = _without_own(config, own, signature, batched)
     inputs = _merge(config, "input", config.inputs, signature.inputs, batched)
     outputs = _merge(config, "output", config.outputs, signature.outputs, batched)
-    # Declaring some outputs only is a choice; an input nobody declared would never get a value.
+    # Declaring some outputs only is a choice; an input that is not declared would never get a value.
     declared = {t.name for t in config.inputs}
     missing = [t.name for t in signature.inputs if t.name not in declared and not t.optional]
     if declared and missing:

@@ -39,7 +39,7 @@ class FileMetadata:
 
 
 def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata:
-    """Returns what can be read; what is broken says nothing here, for whoever loads the model will say it.
+    """Returns what can be read; what is broken is not reported here, for loading the model will report it.
     JSON beside the file counts before that in the model's `folder`."""
     if file is None:
         return FileMetadata()

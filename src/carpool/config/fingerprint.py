@@ -1,4 +1,4 @@
-"""Tells whether a model's files have changed, and whether two models are made of the same."""
+"""Finds out whether a model's files have changed, and whether two models are made of the same."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ of onnxruntime the devices count."""
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Describes the files of one model. Settings are compared by what they say; their stamp only tells that
+    """Describes the files of one model. Settings are compared by what they say; their stamp only shows that
     they were touched."""
 
     settings: Stamps = ()
@@ -86,9 +86,9 @@ def content_digest(file: Path) -> str:
 
 
 def whole_digest(file: Path, folder: Path) -> str:
-    """The same of all that its answers can follow from: also files in the model's folder that all versions
-    share, as labels are. Where that folder has no settings, anybody's files may lie in it: those beside the
-    model count by their stamps."""
+    """Returns the same of all that its answers can follow from: also files in the model's folder that all
+    versions share, as labels are. Where that folder has no settings, any files may lie in it: those beside
+    the model count by their stamps."""
     if not any(path.is_file() for path in _settings(folder)):
         return f"{content_digest(file)} {beside(file)}"
     home = file.parent

@@ -181,8 +181,8 @@ def _step(node: _Node, constants: Mapping[str, Numbers], name: str) -> tuple[Num
 
 
 def _range(gain: Numbers, bias: Numbers) -> str | None:
-    """Values that networks are trained with lie a few units around 0, and those of pictures fill a good part
-    of that. What else may be the network's own layer, and tells nothing."""
+    """Returns the range of pixels that this maps to the few units around 0 that networks are trained with;
+    None for any other, which may be the network's own layer and proves nothing."""
     if not np.isfinite(gain).all() or not np.isfinite(bias).all() or (gain <= 0).any():
         return None
     if (gain == 1).all() and not bias.any():

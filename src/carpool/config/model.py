@@ -15,7 +15,7 @@ from carpool.config.backend_kinds import kind_of
 from carpool.core.objectives import FixedBatching, Promise
 from carpool.extensions import installed
 
-DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
+DEFAULT_MAX_BATCH = 32  # for a model that can batch, where no setting says how far
 BATCH_HELP = (
     "export it with a batch axis (Ultralytics: dynamic=True, RF-DETR: dynamic_batch=True) or one tower; "
     "max_batch = 1 accepts it"
@@ -90,7 +90,7 @@ class InstanceGroup:
     kind: InstanceKind = InstanceKind.AUTO
     gpus: tuple[int, ...] = ()
     name: str = ""
-    given: bool = True  # False: nobody said, so that another number may be measured to be better
+    given: bool = True  # False: not set, so that another number may be measured to be better
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class BoxSettings:
 
 @dataclass(frozen=True, slots=True)
 class DetectSettings(BoxSettings):
-    """How raw detector outputs become boxes; what is None is told from the model."""
+    """How raw detector outputs become boxes; what is None is derived from the model."""
 
     format: str | None = key(
         None,
@@ -203,7 +203,7 @@ class DetectSettings(BoxSettings):
 
 @dataclass(frozen=True, slots=True)
 class ClassifySettings:
-    """How raw values become scores: "softmax", "sigmoid" or "none"; None is told from the model."""
+    """How raw values become scores: "softmax", "sigmoid" or "none"; None is derived from the model."""
 
     activation: str | None = key(None, *_ACTIVATIONS)
 

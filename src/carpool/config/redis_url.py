@@ -26,7 +26,7 @@ class RedisUrl(NamedTuple):
     user: str
     password: str
     database: int
-    ca: str  # the file of whoever signed the server's certificate; the system's without
+    ca: str  # the file of the authority that signed the server's certificate; the system's without
 
     @property
     def where(self) -> str:

@@ -89,7 +89,7 @@ def find_models(
 
 
 Places = Mapping[str, tuple[Path, ...]]
-"""Where the models lie, by name: a folder or a file each. More than one place is somebody's mistake."""
+"""Where the models lie, by name: a folder or a file each. More than one place is a mistake of the user."""
 
 
 def find_places(
@@ -449,4 +449,4 @@ def _looked_for(folder: Path, config: ModelConfig, names: Sequence[str]) -> str:
     return message
 
 
-# ---- what a model's files look like from outside: enough to tell, without reading them, that they changed --
+# ---- what a model's files look like from outside: enough to see, without reading them, that they changed --

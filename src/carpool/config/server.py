@@ -500,7 +500,7 @@ def server_settings(
 ) -> tuple[ServerSettings, list[str]]:
     """Returns the settings and the warnings. `given` comes from the command line: None in it means not given.
 
-    This file reads the environment, and an extension what a standard has put there: nobody else does.
+    This file reads the environment, and an extension what a standard has put there: no other code does.
     """
     environ = os.environ if environ is None else environ
     known = variables()

@@ -113,8 +113,8 @@ def _max_open(top: TomlTable) -> int:
 
 
 def _backend(top: TomlTable) -> str | None:
-    """Returns the backend as it is named, or as the table of one tells: [fake] and [pytorch] say things that
-    no other runs."""
+    """Returns the backend as it is named, or as the table of one implies: [fake] and [pytorch] say things
+    that no other runs."""
     backend = top.text("backend")
     if backend is not None and backend not in kinds():
         meant = backend_of_platform(backend) or home_of(f".{backend}")

@@ -104,7 +104,7 @@ _COMPLETED = (
 def read_completed(config: ModelConfig, text: str) -> ModelConfig:
     """Returns the settings with what a model's own code added to their document: tensors and batching.
 
-    What somebody has written stays.
+    What a user has written stays.
     """
     from carpool.config.triton_text import read_json
 

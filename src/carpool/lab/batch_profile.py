@@ -228,7 +228,7 @@ def _open(
 
 
 def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
-    """Twice, for who arrives just after a batch began waits for it and then rides; and with a margin."""
+    """Returns the budget: a request that just missed a batch waits for two in a row; and a margin."""
     batch = curve.efficient[curve.fits(slo / (2 * CAUTION))]
     largest = curve.fits(slo)
     if not largest:

@@ -342,7 +342,7 @@ def max_batch(curve: BatchCurve, slo: float) -> int:
 
 
 def _check(q: FleetQuestion, replicas: int) -> Iterator[Check]:
-    """Checks the steady state first: if that fails, nobody need ask about surges."""
+    """Checks the steady state first: if that fails, surges need no check."""
     if q.machine.stretch(q.rate / replicas) == inf:  # nothing is left for batches
         yield Check("steady", replicas, q.rate, 0.0, 0.0, 0.0)
         return
@@ -392,7 +392,7 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
     )
     answer = _with_scaling(q, answer)
     each = q.rate / needed
-    p99 = inf  # of a pipeline, and of uneven traffic, no formula tells
+    p99 = inf  # of a pipeline, and of uneven traffic, there is no formula
     if not q.steps and isinstance(q.traffic, Poisson):
         p99 = expected_p99(q.machine.curve(q.curve, each), q.rate, needed * q.machine.instances)
     why = reasons(q, answer, needed, group=_GROUP, p99=p99 + q.machine.outside(each))

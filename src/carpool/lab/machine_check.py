@@ -40,7 +40,7 @@ _SHOW_CUDA = (
 
 class State(StrEnum):
     FINE = "fine"
-    ABSENT = "absent"  # and nobody has to have it
+    ABSENT = "absent"  # and not required
     NOTE = "note"
     WRONG = "wrong"
 

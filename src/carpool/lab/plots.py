@@ -149,7 +149,7 @@ def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
 def latency(axes: Axes, sweeps: Mapping[str, Sweep], slo_ms: float) -> None:
     """Draws the p99 of answers (of one contender alone also p50 and p95), and the promise.
 
-    Whoever leaves the picture has answered everybody late.
+    A contender whose line leaves the picture has answered every request late.
     """
     top = 3 * slo_ms
     if len(sweeps) == 1:

@@ -119,9 +119,9 @@ def _points(curve: BatchCurve) -> str:
 
 
 def _budget(slots: int, encoder: BatchCurve, step: BatchCurve, apart: bool) -> TextBudget:
-    """Between two tokens there is a step, and an encoding where it is not done elsewhere. Who arrives just
-    after an encoding began waits for it and for a step, is encoded, and gets his own. With a tenth to
-    spare."""
+    """Returns the budget. Between two tokens there is a step, and an encoding where it is not done elsewhere.
+    A request that arrives just after an encoding began waits for it and for a step, is encoded, and gets its
+    own step. A tenth is added as reserve."""
     batch = encoder.efficient[min(slots, encoder.max_batch)]
     encodes, steps = CAUTION * encoder.times[batch], CAUTION * step.times[slots]
     per_token = steps if apart else encodes + steps

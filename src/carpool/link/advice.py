@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int, int], tuple[float, ...] | None]
 
-_BEFORE = 3  # numbers of a row before its verdicts: when, whether nobody names a source, and for how many
+_BEFORE = 3  # numbers of a row before its verdicts: when, whether no request names a source, and for how many
 _VERDICT = 2 + REFUSAL_NUMBERS  # numbers of one: see `_numbers`
-_MOST_SOURCES = 7  # that are told apart: those who flood
+_MOST_SOURCES = 7  # that have a verdict each: those that flood
 MAX_VALUES = _BEFORE + _MOST_SOURCES * _VERDICT
 _ROWS = 1024
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, number of values, key
@@ -51,7 +51,7 @@ _REPORT_S = 0.02
 _MOST_SAID = 256
 _MOST_NUMBERS = 1024
 _SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason, at least
-_LATELY_S = 0.25  # nobody was refused for so long: there is room
+_LATELY_S = 0.25  # no request was rejected for so long: there is room
 
 
 class Gate(Protocol):
@@ -70,7 +70,7 @@ class Gate(Protocol):
 
 
 def open_gate(*_: object, **_named: object) -> None:
-    """Nothing is known: everybody is offered to the engine."""
+    """Lets every request through to the engine, since nothing is known of its load."""
 
 
 class GateTable:
@@ -93,9 +93,9 @@ class GateTable:
         self._view[start : start + len(row)] = checksum.to_bytes(4, "little") + row[4:]
 
     def read(self, key: int, least: int = 0) -> tuple[float, ...] | None:
-        """What was written last for this key, or None if that cannot be told, or if it is fewer than `least`
-        numbers: most rows are, and those need not be copied. Nobody is wronged by a count in mid-write: to go
-        without advice is always right."""
+        """Returns what was written last for this key, or None if that cannot be read, or if it is fewer than
+        `least` numbers: most rows are, and those need not be copied. A count in mid-write harms no request:
+        to go without advice is always right."""
         place = key % _ROWS
         start = place * _ROW
         head = bytes(self._view[start : start + _HEAD.size])
@@ -123,12 +123,12 @@ class GateTable:
 
 
 def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> bool:
-    """Write the verdicts on newcomers with the whole promise ahead of them; whether there are any.
+    """Writes the verdicts on new requests with the whole SLO ahead of them; returns whether there are any.
 
-    Of one source there is one verdict; or one on who comes after so many others, whom the engine has
-    not heard of yet. Of several, each that was lately refused has its own, so that
-    a flood of one is rejected by the gate while the others are not. Who is more urgent than the others
-    can only be seen by the engine: as long as such requests come, it decides alone.
+    A single source has one verdict: on its next request, or on the one that follows so many others that the
+    engine has not received yet. Of several sources, each that was lately rejected has its own verdict, so
+    that the gate rejects a flood of one and lets the others through. Only the engine knows which requests are
+    more urgent than others: as long as such requests arrive, it decides alone.
     """
     lanes = list(scheduler.lanes)
     verdicts: list[float] = []
@@ -252,7 +252,7 @@ class Advice:
         numbers: tuple[float, ...],
         error: Refused,
     ) -> Refused:
-        """`source` is None for a sentence that names none of anybody's numbers."""
+        """Caches an error; `source` is None for a sentence that contains no numbers of a single source."""
         error.rendered = {}
         if len(self._said) >= _MOST_SAID:
             self._said.clear()

@@ -21,7 +21,7 @@ Json: TypeAlias = Mapping[str, Any]
 class Batching:
     """Describes how the engine forms the batches of a model: its mode, and the latency that it promises."""
 
-    mode: str  # promise, knobs or eager
+    mode: str  # a value of `config.model.Mode`
     slo: float | None = None  # seconds
 
 
@@ -89,15 +89,15 @@ class IndexEntry(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Returns the state as one word of `carpool_model_state`: what failed is apart from what nobody asked
-        for."""
+        """Returns the state as one word of `carpool_model_state`: one that failed differs from one that was
+        not requested."""
         if self.state in ("", "UNAVAILABLE"):
             return "failed" if self.reason not in ("", UNLOADED, ON_DEMAND) else "unloaded"
         return self.state.lower()
 
 
 UNLOADED = "unloaded"
-"""The reason of a model that somebody took away."""
+"""The reason of a model that was unloaded by request."""
 ON_DEMAND = "it is loaded on demand"
 """The reason of a model that is not in memory now, where that is all that is needed."""
 
@@ -118,7 +118,7 @@ class LoadingStep:
 
 @dataclass(frozen=True, slots=True)
 class PublishedServer:
-    """Holds what a server tells its clients about itself, beside its models."""
+    """Holds what a server reports to its clients about itself, beside its models."""
 
     name: str = "carpool"  # what the server calls itself
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has

@@ -3,7 +3,7 @@ ends.
 
 They say JSON messages that can carry files, on a Unix socket, which keeps messages apart: nothing has to be
 cut or joined. It takes none that is longer than its buffer, so a long one (the names of thousands of models)
-goes as a file. The end of the socket also tells each side that the other is gone."""
+goes as a file. The end of the socket also shows each side that the other is gone."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class Child:
 
     @classmethod
     def around(cls, process: ProcessHandle, ours: socket.socket, written: int, called: str) -> Child:
-        """A process that somebody else starts: `begin` says when."""
+        """Returns a child for a process that other code starts: `begin` says when."""
         child = cls.__new__(cls)
         child._process, child._written = process, written
         child.is_fork = True
@@ -261,7 +261,7 @@ class Child:
         self.control = Control(ours)
 
     def begin(self, pidfd: int) -> None:
-        """It has begun, and this descriptor tells its end; -1: it never will."""
+        """Notes that the process has begun, and the descriptor that signals its end; -1: it never begins."""
         self.begun.set()
         self._pidfd = pidfd
         if pidfd < 0:
@@ -280,12 +280,12 @@ class Child:
         return time.monotonic() - self._started
 
     def kill(self) -> None:
-        """The number stays its own until `watch` has collected it, so nobody else is hit."""
+        """Kills the process. Its number stays its own until `watch` has collected it: no other one is hit."""
         if self._process.returncode is None:
             self._process.kill()
 
     def abandon(self) -> None:
-        """It cannot be used as it is, and nobody has begun to watch it: end it here and now."""
+        """Ends a process that cannot be used as it is and that is not watched yet, here and now."""
         self.kill()
         self._process.wait()
         self._close()
@@ -311,7 +311,7 @@ class Child:
         if data:
             self._output.feed(data)
         elif data is not None:
-            self._loop.remove_reader(self._written)  # its end: everybody who could write is gone
+            self._loop.remove_reader(self._written)  # its end: every process that could write is gone
         return bool(data)
 
     def _close_output(self) -> None:

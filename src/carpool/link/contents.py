@@ -1,7 +1,7 @@
 """What a request brings, on its way into a slot: tensors in place, or in pieces; pictures are more of a kind.
 
-A content belongs to whoever was asked with it last. It gives back what it holds with `drop`, any number of
-times. While it is `kept`, it can be offered again when the engine is done with it.
+A content belongs to the component that was last called with it. It releases what it holds with `drop`, any
+number of times. While it is `kept`, it can be offered again when the engine is done with it.
 """
 
 from __future__ import annotations

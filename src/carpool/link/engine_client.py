@@ -75,8 +75,8 @@ class Hears(Protocol):
         need be done for it."""
 
     def part(self, answer: Answer) -> None:
-        """Receives one answer of several, in order. Its outputs are in no slot: they stay as long as somebody
-        has them."""
+        """Receives one answer of several, in order. Its outputs are in no slot: they stay as long as they are
+        referenced."""
 
     def done(self, answer: Answer) -> None:
         """The request is over: exactly once, without outputs after parts."""

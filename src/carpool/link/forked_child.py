@@ -27,7 +27,7 @@ def _take_orphans(yes: bool) -> None:
 
 
 class _Born:
-    """Represents a process whose number is told later; what `Child` needs of one."""
+    """Represents a process whose number is reported later; what `Child` needs of one."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -37,11 +37,11 @@ class _Born:
         self.given_up: Callable[[], None] = lambda: None  # it was killed before it was born
 
     def born(self, pid: int) -> int:
-        """Returns a descriptor for its end; -1: nobody wants it any more. Raises OSError where there is no
-        such process."""
+        """Returns a descriptor for its end; -1: it is no longer wanted. Raises OSError where there is no such
+        process."""
         self._pidfd = os.pidfd_open(pid)
         self.pid = pid
-        if self._doomed:  # whoever gave it up has its end already, and must not wait for the real one
+        if self._doomed:  # the caller that gave it up has its end already, and must not wait for the real one
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             threading.Thread(target=self._reap, name="reaper", daemon=True).start()
             return -1

@@ -44,11 +44,11 @@ until its inputs are there, in seconds; priority, the number of its source (0: n
 
 LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
-BACKGROUND: Final = 4  # nobody waits for it: it runs if there is slack
+BACKGROUND: Final = 4  # no client waits for it: it runs if there is slack
 AGAIN: Final = 8  # another server has refused it before
 STEP: Final = 16  # a step of a pipeline: its payload begins with the booking that it belongs to
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
-PARTS: Final = 64  # each piece that its model writes is to be told when it is there
+PARTS: Final = 64  # each piece that its model writes is to be sent when it is there
 
 ROOM_SIZE = struct.Struct("<Q")
 """How many bytes an answer takes that does not fit its slot. Its front end says where there is room for it,
@@ -175,8 +175,8 @@ class RecordReader:
 class Outbox:
     """Sends what was said in one turn of the loop as one write.
 
-    What cannot be sent ends the link, by `failed`: both sides then answer for all that they have, and nobody
-    waits for a record that was lost.
+    What cannot be sent ends the link, by `failed`: both sides then answer for all that they have, and no
+    request waits for a record that was lost.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[str], None]) -> None:
@@ -218,7 +218,7 @@ class Outbox:
         if not transport.get_write_buffer_size():
             try:
                 written = os.write(self._file, piece)
-            except OSError:  # it is full, or gone, which reading tells
+            except OSError:  # it is full, or gone, which reading shows
                 written = 0
             piece = piece[written:]
         if piece:
@@ -232,7 +232,7 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """The other side does not take what it is told."""
+        """Returns whether too much is unsent because the other side does not read."""
         return self.unsent > MAX_UNSENT
 
     def _flush(self) -> None:
@@ -290,7 +290,7 @@ class SaidSources:
         """Numbers by the source as a tuple, in the order in which they were given."""
 
     def number(self, source: JobOrigin) -> int:
-        """Returns the number of a source, 0 for none; the engine is told of one that it does not know."""
+        """Returns the number of a source, 0 for none; a source that is new to the engine is sent to it."""
         if not source.source and not source.payer:
             return 0
         found = self.known.get(source)

@@ -28,7 +28,7 @@ class RequestPlace:
 
     An instance in this process calls it, in the model's thread; nothing that is wrong with an output leaves
     it as an exception, since the others of the batch have no part in it: `error` then holds what the client
-    is told. An instance in the runner sends the numbers there, and notes what comes back.
+    is answered with. An instance in the runner sends the numbers there, and notes what comes back.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class RequestPlace:
         return not (self._busy or self.held)
 
     def forget(self) -> None:
-        """Nobody needs the memory any more: it goes when its front end does."""
+        """Gives up the memory, which is not needed any more: it goes when its front end does."""
         self._closed = True
         self.memory, self.error = _NO_MEMORY, None
 

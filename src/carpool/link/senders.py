@@ -14,7 +14,7 @@ DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
 ATTEMPT = "X-Envoy-Attempt-Count"
-"""Which try this is: Envoy says so by itself, and others can be told to."""
+"""Which attempt this is: Envoy sends it by itself, and other proxies can be configured to."""
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
@@ -119,5 +119,5 @@ def read_latest(field: bytes | None) -> bool:
 
 
 def read_attempt(field: bytes | str | None) -> bool:
-    """Returns whether a balancer says that it has asked another server before. What is no number says no."""
+    """Returns whether a balancer reports an earlier attempt at another server; what is no number is False."""
     return field is not None and field.isdigit() and int(field[:9]) > 1

@@ -114,8 +114,8 @@ class ServedTemplate:
         return bind_packed(self.heads, memoryview(memory)[offset : offset + self.extent])
 
     def reads(self, payload: bytes, regions: Mapping[int, OpenRegion]) -> tuple[RegionReads, bytes]:
-        """Inputs that are in clients' memory, for whoever makes their batch; and what the payload says beyond
-        that. Raises `InvalidInput` for a region that is gone."""
+        """Returns the inputs that are in clients' memory, for the code that makes their batch; and what the
+        payload says beyond that. Raises `InvalidInput` for a region that is gone."""
         if self.entry is None or not self.entry.traits.fetches or not self.plain:
             raise ProtocolError("inputs in the memory of clients, which is not read there")
         size = PLACE.size * len(self.heads)
@@ -165,7 +165,7 @@ def _batch_shape(heads: Sequence[TensorHead], signature: Signature) -> Hashable:
     return tuple(sorted((head.name, head.shape[1:] if signature.max_batch else head.shape) for head in heads))
 
 
-_UNKNOWN_OUTPUT_BYTES = 4096  # for a first answer whose size cannot be told
+_UNKNOWN_OUTPUT_BYTES = 4096  # for a first answer whose size is not known
 
 Key: TypeAlias = tuple[int, int, int, bool]
 KnownTemplate: TypeAlias = tuple["Template", object, object]
@@ -269,7 +269,7 @@ class Templates:
         return template
 
     def match(self, entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead]) -> Template:
-        """The template with these values; the engine is told when there was none."""
+        """Returns the template with these values; the engine is notified when there was none."""
         value = (
             entry.key,
             tuple((t.name, t.datatype, t.shape, t.offset, t.size, t.framed) for t in heads),

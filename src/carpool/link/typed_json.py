@@ -2,7 +2,7 @@
 
 What runs in the runner is users' code, so the engine reads what it says as it would a stranger's words: what
 is not of the declared type is refused, and no class is made but those that the types name. Pickle would run
-whatever it is told to.
+whatever its data names.
 """
 
 from __future__ import annotations

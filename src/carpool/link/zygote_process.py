@@ -80,7 +80,7 @@ def _say(control: socket.socket, word: str, **fields: Any) -> None:
     try:
         control.send(orjson.dumps({"word": word, **fields}))
     except OSError:
-        os._exit(0)  # nobody is there any more
+        os._exit(0)  # the other end is gone
 
 
 def _bring(control: socket.socket, spoiled: str) -> None:

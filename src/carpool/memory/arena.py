@@ -2,7 +2,7 @@
 out in slots.
 
 Its owner, a front end or the engine, allocates and releases, in one thread; other processes only map the same
-file and are told offsets. They may write what they were given to write until they have said that they are
+file and receive offsets. They may write what they were given to write until they have said that they are
 done: so a slot is released when its last holder lets go of it, and a holder that has lent it to another
 process lets go when that process has answered, or is dead. Slots come in
 classes of 4, 6, 8, 12, 16, 24 … KiB and go back to the list of their class, the last one released first, so
@@ -50,7 +50,7 @@ _SIZES = _class_sizes()
 
 
 def create_memory(name: str, size: int) -> int:
-    """Creates a memory file of zeros that nobody can resize: a process that maps it cannot be hurt by
+    """Creates a memory file of zeros that cannot be resized: a process that maps it cannot be hurt by
     another."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -76,7 +76,7 @@ def take_memory(fd: int) -> mmap.mmap:
 
 
 def check_fits(arena: Arena, size: int) -> None:
-    """Checks for what could not be allocated: whoever would wait for it to fit might wait for ever."""
+    """Raises TooLarge for a size that can never be allocated: a request for it might wait for ever."""
     number = bisect_left(_SIZES, size)
     if number >= _CLASSES or _SIZES[number] > arena.size:
         raise TooLarge(f"a body of {size} bytes does not fit the {arena.size} bytes there are for all bodies")
@@ -85,8 +85,9 @@ def check_fits(arena: Arena, size: int) -> None:
 class ArenaSlot:
     """One holder of a piece of the arena; `capacity` may be more than what was asked for, which `view` shows.
 
-    A request, a twin that waits for the same answer, a cache, the next step of a pipeline: each has an object
-    of its own from `share`, and the piece is free when all of them were released. Of the owner's thread.
+    A request, an identical one that waits for the same answer, a cache, the next step of a pipeline: each has
+    an object of its own from `share`, and the piece is free when all of them were released. Only the owner's
+    thread uses them.
     """
 
     __slots__ = ("_arena", "_class", "_holders", "_owner", "answer", "capacity", "offset", "view")
@@ -94,7 +95,7 @@ class ArenaSlot:
     def __init__(self, arena: Arena, number: int, offset: int, view: memoryview, owner: str = "") -> None:
         self._arena: Arena | None = arena
         self._owner = owner  # the client that it is for
-        self.answer: ArenaSlot | None = None  # for the answer to what is in it, until somebody takes it
+        self.answer: ArenaSlot | None = None  # for the answer to what is in it, until it is taken
         self._class = number
         self._holders: list[int] | None = None  # how many, in common; None: this one alone, as nearly always
         self.capacity = _SIZES[number]
@@ -275,7 +276,7 @@ class Arena:
 
 
 class Slot(Protocol):
-    """Represents memory for one body. It belongs to whoever asked for it until `release`."""
+    """Represents memory for one body. It belongs to the caller that asked for it until `release`."""
 
     view: memoryview
 
@@ -288,7 +289,7 @@ class Slot(Protocol):
 MakeRoom: TypeAlias = Callable[[], bool]
 """Cuts off another body that comes too slowly; False if none does."""
 
-_PLENTY: Final = 0.25  # of all memory: up to here nobody looks at who takes it
+_PLENTY: Final = 0.25  # of all memory: up to here the share of each client does not matter
 _FIRST_BYTES: Final = 16 * 1024  # 4,096 connections that send nothing hold a quarter of the usual 256 MiB
 _GROWTH: Final = 4  # bytes copied per byte of a body: at most a third
 

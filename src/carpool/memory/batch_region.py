@@ -30,7 +30,7 @@ WrittenTensor = tuple[str, str, Sequence[int], int, int]  # name, dtype, shape, 
 
 
 class BatchRegion:
-    """`fd` is a memory file that the other process has mapped too; whoever writes it grows it."""
+    """Holds `fd`, a memory file that the other process has mapped too; the side that writes it grows it."""
 
     def __init__(self, fd: int, limit: int = MAX_BYTES) -> None:
         self.fd = fd

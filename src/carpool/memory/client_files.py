@@ -5,7 +5,7 @@ A client can shrink its memory whenever it likes, and a process that touches a m
 is killed for it. `pread` and `pwrite` only come back short. For 150 KB they take 4 µs more than a map. And
 what was copied stays as it is: a model that reads a client's own memory would check an index and use another.
 
-So a tensor is copied once, to where it is needed: into its batch, by whoever makes that (`RegionReads`).
+So a tensor is copied once, to where it is needed: into its batch, by the code that makes it (`RegionReads`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def open_file(key: str) -> int:
 
 
 class OpenRegion:
-    """Represents a registered region, open. Whoever has this object can use it, registered still or not.
+    """Represents a registered region, open. A holder of this object can use it, registered still or not.
 
     The file is closed with the last reference, so that a request under way, perhaps in a thread, never finds
     its descriptor closed or another's.

@@ -32,8 +32,8 @@ def give_back() -> None:
 
 
 def own_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """Returns resident bytes of this process that are neither files nor shared memory; 0 where nobody
-    says."""
+    """Returns resident bytes of this process that are neither files nor shared memory; 0 where they are not
+    known."""
     try:
         lines = status.read_text("ascii", "replace").splitlines()
     except OSError:

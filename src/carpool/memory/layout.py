@@ -59,7 +59,7 @@ def declared_places(signature: Signature, wanted: Sequence[str], images: int) ->
 
 def answer_size(signature: Signature, body: int) -> int:
     """Returns the bytes that the outputs will take for so many bytes of inputs; as many again, where only the
-    model can tell."""
+    model knows."""
     images = 1
     fixed = all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)
     if signature.max_batch and fixed:
@@ -73,7 +73,7 @@ _length = Struct("<Q")
 FILE_AT = _length.size
 """Where the file begins, in bytes from the start of the slot."""
 ENCODED = "encoded"
-"""The shape of requests that are pictures' files: they never ride with tensors."""
+"""The shape of requests that are image files: they are never in a batch with tensors."""
 CUTS = "cuts"
 """And of those that are parts of pictures which are on the device: see `picture_leases`."""
 
@@ -104,7 +104,7 @@ def bind_file(memory: mmap | memoryview, offset: int) -> Array:
 
 
 def list_places(places: Sequence[TensorPlace]) -> bytes:
-    """Writes the places for a side that cannot tell them from the model's signature."""
+    """Writes the places for a side that cannot derive them from the model's signature."""
     return orjson.dumps([(p.name, p.datatype.value, p.shape, p.offset, p.size) for p in places])
 
 

@@ -6,8 +6,8 @@ A file that is to be kept has a *lease* behind it, in the same slot:
     length (8) │ the file … │ to the next 8 bytes │ token (8) │ state (4)
 
 The front end writes the token, a number that was never used before, and takes it back when the request is
-over, however it ended. Whoever decodes the file keeps its pixels under that token for as long as it stands
-there, and says in the state whether it has. A later step names the token and its rectangles:
+over, however it ended. The decoder keeps the file's pixels under that token for as long as the token
+stands there, and writes into the state whether it has. A later step names the token and its rectangles:
 
     token (8) │ free (8) │ left, top, right, bottom (16) │ … one for each crop
 
@@ -15,7 +15,7 @@ Nothing else is said: no message frees a picture, so none can be lost. Both side
 each word has one writer. The state is written before the step is answered and read after that answer, which
 comes over sockets: by then it is there. A token that is taken back while the picture is being kept is seen at
 the next look; until then the picture takes room, and does no harm. The memory of a slot that was released may
-hold anything, but by chance never the token: nobody outside learns it, and it is one of 2⁶⁴.
+hold anything, but by chance never the token: no client learns it, and it is one of 2⁶⁴.
 """
 
 from __future__ import annotations

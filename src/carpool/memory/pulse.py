@@ -1,7 +1,7 @@
 """Signs of life: each process counts up its cell of shared memory, and others see when it stands still.
 
 What counts is the thread whose health is meant, the loop's: a process that was stopped, that swaps or whose
-interpreter lock somebody holds does not count, and is of no use either. Only its owner writes to a cell,
+interpreter lock is held does not count, and is of no use either. Only its owner writes to a cell,
 eight aligned bytes at once, and readers ask no more than whether it has changed: nothing has to be locked.
 """
 
@@ -14,9 +14,9 @@ from time import monotonic
 
 BEAT_S = 0.2
 STALE_S = 1.0
-"""Who stands still for so long is not ready, and gets nothing new to do."""
+"""A process that stands still for so long is not ready, and gets no new work."""
 HOPELESS_S = 1.5
-"""After so long, whoever waits for it is answered."""
+"""After so long, the requests that wait for the process are answered."""
 START_S = 120.0
 """For a process to begin: what it imports may come from a slow disk, and holds its interpreter lock."""
 _CELL_BYTES = 8
@@ -46,10 +46,10 @@ class Pulses:
 
 
 class Watch:
-    """How long another process has stood still, in time that this one was awake itself.
+    """Measures how long another process has stood still, in time that this one was awake itself.
 
-    A look that comes late counts as one that did not: after the whole machine was suspended, everybody's
-    clock has moved and nobody is to blame.
+    A look that comes late counts as one that did not: after the whole machine was suspended, every clock has
+    moved and no process is to blame.
     """
 
     def __init__(self, read: Callable[[], int], now: Callable[[], float] = monotonic) -> None:

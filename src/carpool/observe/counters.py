@@ -1,4 +1,4 @@
-"""The shared table of counters: every process adds to its own block, whoever scrapes sums them all.
+"""Holds the shared table of counters: every process adds to its own block, and a scrape sums them all.
 
     directory │ block 0: row 0 (the server), rows 1…256 (model versions) │ block 1 │ … │ exemplars │ history
 
@@ -6,7 +6,7 @@ No locks: a block has one writer, one thread of one process. An aligned float64 
 reader sees it before or after, never half. A block outlives its process; the successor adds to what it finds.
 
 A row can change its model, and then gets the next generation: a writer that takes the row clears its own
-cells, and a reader skips the blocks that still hold an older one. So nobody ever writes into another's block.
+cells, and a reader skips the blocks that still hold an older one. So no process writes into another's block.
 """
 
 from __future__ import annotations

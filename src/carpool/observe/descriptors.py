@@ -1,6 +1,6 @@
 """File descriptors: as many as the system allows, and a word in the log when they run out.
 
-Nobody else says so: where there are none left, the loop closes new connections without telling anybody.
+Nothing else reports it: where there are none left, the loop closes new connections silently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logger("descriptors")
 
 
 def raise_limit(connections: int) -> None:
-    """Raises it for this process and those that it starts: up to what it may have without asking anybody."""
+    """Raises the limit for this process and those that it starts: as far as it may without privileges."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -40,7 +40,7 @@ class Descriptors:
         self._most = 0
 
     def connected(self, connections: int) -> None:
-        """There are so many connections now: a burst may be over before anybody looks."""
+        """Checks at each new maximum of connections: a burst may be over before the next regular look."""
         if connections > self._most:
             self._most = connections
             self.look()

@@ -3,7 +3,7 @@ spans.
 
     block 0: 512 records │ block 1: … │ …
 
-They lie behind the shared table of counters, since whoever scrapes asks any front end. A block has one
+They lie behind the shared table of counters, since a scrape asks any front end. A block has one
 writer; its records are found by their bucket, and one that falls on another's place takes it. A reader may
 come while one is being written: the checksum then does not fit, and it is left out.
 """

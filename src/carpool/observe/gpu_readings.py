@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class GpuReading(NamedTuple):
-    """Holds the readings of a GPU; nan where it does not tell."""
+    """Holds the readings of a GPU; nan where it does not report one."""
 
     utilization: float  # 0 to 1
     memory_total_bytes: float

@@ -91,7 +91,7 @@ class HistoryKeeper:
         now: Callable[[], float] = time.monotonic,
         day: Callable[[], float] | None = None,
     ) -> None:
-        """`day` tells the time of the day, and is steady: a point that seems to be hours after the one before
+        """Takes `day`, a steady clock of the time of day: a point that seems to be hours after the one before
         would push all others out."""
         self._table = table
         self._now = now

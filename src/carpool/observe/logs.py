@@ -73,7 +73,7 @@ class Logger:
         self._write(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """An error that nobody expected: adds the exception being handled and its traceback."""
+        """Logs an unexpected error: adds the exception being handled and its traceback."""
         self._write(logging.ERROR, event, fields, trace=True)
 
     def _write(self, level: int, event: str, fields: Mapping[str, object], trace: bool = False) -> None:
@@ -162,7 +162,7 @@ class LineHandler(logging.Handler):
             self._write(held)
 
     def _wake_later(self, now: float) -> None:
-        """Somebody must tell what was held back, if no other line comes: a thread, while there is need."""
+        """Starts a timer that writes what was held back, if no other line comes first."""
         at = self._repeats.next_at
         if at is not None:
             self._timer = threading.Timer(max(0.0, at - now), self._wake)
@@ -185,7 +185,7 @@ class LineHandler(logging.Handler):
         try:
             os.write(self.fd, line)
         except OSError:
-            return  # nobody reads the log any more; serving goes on
+            return  # the log is no longer read; serving goes on
 
 
 def _kind_of(record: logging.LogRecord) -> LineKind:
@@ -201,7 +201,7 @@ def _kind_of(record: logging.LogRecord) -> LineKind:
 
 
 def _noted(record: logging.LogRecord, word: str, count: int) -> logging.LogRecord:
-    """To be written now; where it happened was told with the first one."""
+    """Returns a copy to be written now; where it happened was logged with the first one."""
     found = copy.copy(record)
     found.exc_info = found.exc_text = found.stack_info = None
     found.created = time.time()
@@ -293,8 +293,9 @@ def _word(value: Scalar) -> str:
 # Warnings that repeat are counted instead of written: one line at first, one that says how many followed.
 #
 # Two bounds, within an interval that begins with the first line: the same line, with the same fields, is
-# written once; and of one kind of event only so many different ones are. What was held back is told when the
-# interval is over: `repeated=1443` for the same line, `more=80` for others of its kind. It is told the time.
+# written once; and of one kind of event only so many different ones are. What was held back is logged when
+# the interval is over: `repeated=1443` for the same line, `more=80` for others of its kind. Callers pass the
+# time.
 
 
 INTERVAL_S = 10.0
@@ -303,7 +304,7 @@ _MOST_KINDS = 256
 
 
 class LineKind(NamedTuple):
-    """What bounds a record: its kind, itself (None: every line is told), and how many of its kind."""
+    """Holds what bounds a record: its kind, itself (None: every line is written), how many of its kind."""
 
     kind: Hashable
     exact: Hashable | None
@@ -333,7 +334,7 @@ class Repeats:
 
     @property
     def next_at(self) -> float | None:
-        """Returns when something that was held back is to be told, if anything was."""
+        """Returns when something that was held back is to be logged, if anything was."""
         held = [
             window.began
             for window in self._windows.values()
@@ -346,7 +347,7 @@ class Repeats:
         window = self._windows.get(kind.kind)
         if window is None:
             if len(self._windows) >= _MOST_KINDS:
-                return True  # nobody has so many kinds of events: better too much than a growing table
+                return True  # more kinds than any server logs: better too many lines than a growing table
             window = self._windows[kind.kind] = _Window(now)
         held = window.same.get(kind.exact)
         if held is not None:

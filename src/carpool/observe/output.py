@@ -1,7 +1,7 @@
 """Catches what a process writes to its standard output and error past the logger: C libraries, prints,
 crashes.
 
-Whoever started the process reads it, so that its last words are heard after its end, and puts each line into
+The parent process reads it, so that its last lines are logged after its end, and puts each line into
 the log as an event: JSON stays JSON, floods are counted, a library is named if its lines give
 it away.
 """
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from carpool.observe import logs
 
 LEVELS = ("debug", "info", "warning", "error")
-_MARK = "\x1e"  # a separator that nobody prints
+_MARK = "\x1e"  # a separator that no program prints
 _MARKED = "_CARPOOL_OUTPUT_IS_READ"
 _READ = 1 << 16
 _PIPE = 1 << 20
@@ -120,7 +120,7 @@ class Printed(io.TextIOBase):
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more, or not fast enough
+    with contextlib.suppress(OSError):  # it is no longer read, or not fast enough
         while data:
             data = data[os.write(fd, data) :]
 
@@ -139,7 +139,7 @@ def keep_stream() -> int:
     os.dup2(2, 1)
     sys.stdout = Printed()
     os.environ[_MARKED] = "1"  # for the processes of models, too, which write into the same pipe
-    faulthandler.enable()  # into the pipe: whoever reads it outlives us
+    faulthandler.enable()  # into the pipe: its reader outlives this process
     logging.captureWarnings(True)  # of Python libraries: these can be logged where they happen
     return stream
 
@@ -148,7 +148,7 @@ def keep_stream() -> int:
 def caught(log_format: str, log_level: str) -> Iterator[None]:
     """Reads this process's own standard error in a thread, until the end of the block.
 
-    For a server in one process, which nobody reads the last words of: a crash goes straight to the stream. A
+    For a server in one process, whose last lines no parent reads: a crash goes straight to the stream. A
     library may write while it holds the interpreter lock, which the thread needs to read: where the pipe is
     full, what it writes is lost rather than waited for.
     """

@@ -19,7 +19,7 @@ def family(pid: int) -> list[int]:
             for task in os.listdir(f"/proc/{one}/task"):  # noqa: PTH208 - half the time
                 todo += map(int, read_proc(f"{one}/task/{task}/children").split())
         except OSError:
-            continue  # it has ended, or the system does not tell
+            continue  # it has ended, or the system does not list them
     return found
 
 

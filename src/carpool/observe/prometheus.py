@@ -224,7 +224,7 @@ _KNOWN = (
     *(_read(line, name) for name, one in installed().items() for line in one.metrics.strip().splitlines()),
 )
 FAMILIES = tuple(family for family in _KNOWN if family.name != _FIRST_RESPONSE)
-"""What is there unless somebody switches it off or on."""
+"""The families that are shown unless settings switch them off, or others on."""
 
 
 def chosen(switches: Mapping[str, bool]) -> tuple[MetricFamily, ...]:

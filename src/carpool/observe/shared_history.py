@@ -55,8 +55,8 @@ class SharedHistory:
         self._places[at : at + _PLACE.size] = place
 
     def read(self, after: int = 0, *, with_senders: bool = True) -> list[tuple[int, bytes]]:
-        """Returns the points with a larger number than that, the oldest first, perhaps without who sent: that
-        is not for everybody. Those that were overwritten are left out."""
+        """Returns the points with a larger number than that, the oldest first, perhaps without the senders:
+        not every reader may see them. Points that were overwritten are left out."""
         places = sorted(_PLACE.iter_unpack(bytes(self._places)))
         newest = places[-1][0]
         found = []

@@ -203,7 +203,7 @@ def _histogram(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"buckets": list(map(int, cells[histogram.buckets])), "sum": round(cells[histogram.sum], 6)}
 
 
-# ---- the batches of the last seconds, for whoever shows what a model does now
+# ---- the batches of the last seconds, for displays of what a model does now
 
 RECENT_S = 10  # long enough for a mean that does not flicker, short enough to follow a surge
 

@@ -1,8 +1,8 @@
 """This module has the children of the supervisor: `python -m carpool.process.children engine|frontend
 CONTROL_FD`, or forks of a zygote that has imported this (`forking.py`).
 
-A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
-is named by the first message as `module:function`, so that this file knows neither models nor protocols.
+A child receives everything over its control socket, and lives no longer than the other end of it. What it
+runs is named by the first message as `module:function`, so that this file knows neither models nor protocols.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ EXIT_CUT_OFF = 3
 ENGINE_BLOCK = 1
 """Of the counters, and the cell of its signs of life; those of front ends follow."""
 
-_CATALOGUE_S = 5.0  # a process that has not told or heard of the models by then is stuck
+_CATALOGUE_S = 5.0  # a process that has not sent or received the catalogue by then is stuck
 
 
 class Frontend(Protocol):
-    """Serves a protocol until it is told to stop: `HttpServer` is one."""
+    """Serves a protocol until it is stopped: `HttpServer` is one."""
 
     async def stop(self, within_s: float) -> int: ...
 
@@ -102,7 +102,7 @@ StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
 Open = Callable[[], Coroutine[Any, Any, None]]
 StartEngine = Callable[..., Awaitable[tuple["EngineSide", Open]]]
 """Builds the engine, as `process.start.engine` does, which loads nothing before it is opened. Its `progress`
-may be told from any thread which model is loaded, and what is done."""
+may be called from any thread with the model that is loaded and the step."""
 
 
 def _load(name: str) -> Callable[..., Any]:
@@ -165,7 +165,7 @@ class EngineProcess:
             await asyncio.wait_for(side.everyone_saw(side.engine.catalog.number), _CATALOGUE_S)
         collect_rarely()
         self._has_opened = True
-        self._control.send("up")  # before anybody can see that it is
+        self._control.send("up")  # before a client can see that it is
         side.engine.set_ready(not self._leaves)
         self._report(side.engine.catalog)
 
@@ -198,7 +198,7 @@ class EngineProcess:
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
     async def _obey(self) -> float | None:
-        """Attach front ends until it is time to stop; returns the seconds there are, None if nobody waits."""
+        """Attaches front ends until it is time to stop; returns the seconds left, None without a parent."""
         while (message := await self._control.receive()) is not None:
             if message.word == "drain":
                 return float(message.body["within_s"])

@@ -1,7 +1,7 @@
 """Watches a server that is one process (`--frontends 0`) from outside, and kills it when it hangs.
 
-`python -m carpool.process.lone_watch PULSES_FD SECONDS LOG_FORMAT`, started by that process. Nobody starts it
-again but whoever started it first: a service manager, say.
+`python -m carpool.process.lone_watch PULSES_FD SECONDS LOG_FORMAT`, started by that process. It
+is restarted only by what started that process: a service manager, say.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logger("server")
 
 @contextlib.contextmanager
 def watched(settings: ServerSettings) -> Iterator[None]:
-    """While the loop that runs is in this block, somebody looks whether it moves."""
+    """Lets a second process watch whether the running loop moves, until the end of the block."""
     if not settings.watchdog_s:
         yield
         return

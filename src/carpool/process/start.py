@@ -188,7 +188,7 @@ async def serve(
                 await side.everyone_saw(host.catalog.number)
                 ready(host.catalog, ports)
                 await stopping
-                if settings.lame_duck_s:  # not ready for who watches, and there for everybody
+                if settings.lame_duck_s:  # not ready for health checks, but still serving every client
                     host.set_ready(False)
                     await asyncio.sleep(settings.lame_duck_s)
         logger("server").info("draining", seconds=settings.drain_s)

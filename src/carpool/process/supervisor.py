@@ -137,8 +137,9 @@ class Supervisor:
         ready: Ready = lambda *_: None,
         loading: Callable[[LoadingStep], None] = lambda _step: None,
     ) -> None:
-        """`loading` is told each step while the engine loads its models; `begin` names what its process does
-        first, before it imports the rest; `imports` are modules that it needs beside that of `engine`."""
+        """Takes `loading`, called with each step while the engine loads its models; `begin`, the name of what
+        its process does first, before it imports the rest; and `imports`, modules that it needs beside that
+        of `engine`."""
         self._settings = settings
         self._began = time.monotonic()
         self._paths = list(paths)
@@ -229,7 +230,7 @@ class Supervisor:
         self._block.server.set(UP, -float(stalled))
 
     def _help(self) -> None:
-        """Sees to it that somebody accepts on the sockets of every front end."""
+        """Sees to it that some process accepts on the sockets of every front end."""
         for post in self._posts:
             if post.moves:
                 if post.helper is not None:
@@ -292,7 +293,7 @@ class Supervisor:
         return child
 
     def _introduce(self, post: Post, child: Child) -> None:
-        """Tell it what it is, and join it with those that it works with."""
+        """Sends a child its role, and connects it with those that it works with."""
         shared = [self._table_fd, self._gates_fd, self._pulses_fd]
         if post.kind is None:
             names = {"begin": self._begin_engine, "start": self._start_engine}
@@ -344,7 +345,7 @@ class Supervisor:
                     frontend.child.kill()
 
     def _announce(self) -> None:
-        """Once the models are warm and every port is served: whoever reads it may ask at once."""
+        """Announces the server once models are warm and every port is served: requests may come at once."""
         if self._warm is not None and not any(post.must_start for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
@@ -360,7 +361,7 @@ class Supervisor:
         self._stopping.set()
         if self._draining is not None:
             self._draining.cancel()
-        for post in (*self._posts, self._engine):  # front ends first: nobody need hear of the engine's end
+        for post in (*self._posts, self._engine):  # front ends first: no client need hear of the engine's end
             if post.child is not None:
                 post.child.kill()
         self._standby.stop()
@@ -378,9 +379,9 @@ class Supervisor:
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Stops front ends first, so that nothing new comes in; the engine when nobody asks it any more.
-        Before that it is for a while not ready and there all the same, until everybody who watches has seen
-        it."""
+        """Stops front ends first, so that nothing new comes in; the engine when it has no requests left.
+        Before that the server still serves for a while though it is not ready, until every health check has
+        noticed."""
         if self._settings.lame_duck_s:
             if self._engine.child is not None:
                 self._engine.child.control.send("lame-duck")

@@ -1,9 +1,9 @@
-"""How sure an answer is: one number from 0 to 1, for whoever decides whether a bigger model is to be asked.
+"""Computes how sure an answer is, from 0 to 1: a decision whether to call a larger model rests on it.
 
-Three ways to tell of classes: by the margin between the best two, by the confidence in the best, and by the
-entropy of all. Of a line of text, the confidence. Of a detector's boxes, how far the best score lies from the
-score that counts: just above it, what was found may be nothing; just below it, something may have been
-missed; and where no score comes near it, there is surely nothing.
+Classes are judged in three ways: by the margin between the best two, by the confidence in the best, and by
+the entropy of all. A line of text is judged by its confidence, and a detector's boxes by how far the best
+score lies from the score that counts: just above it, what was found may be nothing; just below it, something
+may have been missed; and where no score comes near it, there is surely nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def of_boxes(scores: Sequence[float], counts: float) -> float:
 
 def certainty(answer: Mapping[str, Any], by: str, counts: float = 0.5) -> float | None:
     """Returns that of a route's answer that has as many classes as are needed, or boxes from LOWEST_SCORE on,
-    of which those from `counts` on are told. Nothing, where an answer of this kind says nothing of it."""
+    of which those from `counts` on are reported. None, where an answer of this kind says nothing of it."""
     if "classes" in answer:
         return of_classes([one["score"] for one in answer["classes"]], by)
     if by != "confidence":

@@ -47,7 +47,7 @@ _CROP_MODES = {"squash": "stretch", "border": "letterbox"}  # timm's, beside its
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    source: str = ""  # who wrote it; empty: nobody
+    source: str = ""  # what wrote it; empty: unknown
     task: str | None = None
     labels: tuple[str, ...] = ()
     size: tuple[int, int] | None = None  # height, width
@@ -73,7 +73,7 @@ _TAKES: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_claims(metadata: FileMetadata) -> Claims:
-    """Returns an empty one where nobody claims anything. What the file's own layers do to pixels counts
+    """Returns an empty one where nothing is claimed. What the file's own layers do to pixels counts
     before what is said about the values that they were trained with; where both differ, that is a doubt."""
     claims = _claimed(metadata)
     claims = replace(claims, size=claims.size or _config_size(metadata), channels=_channels(metadata))

@@ -166,7 +166,7 @@ def _on_white(rgba: Array) -> Array:
 
 
 class _ArrowArray(ctypes.Structure):
-    """Describes an array of Arrow's C data interface, by which Pillow tells where the pixels of a picture
+    """Describes an array of Arrow's C data interface, by which Pillow shares where the pixels of a picture
     are."""
 
 
@@ -196,7 +196,7 @@ def _memory_of(image: Image.Image) -> Array | None:
     return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
 
 
-# ---- which JPEGs every decoder reads alike, a device's too: told from their heads, in a few microseconds
+# ---- which JPEGs every decoder reads alike, a device's too: judged by their heads, in a few microseconds
 
 MOST_PIXELS = 9_000_000
 """On a device, where a whole batch lies decoded at the same time: 4096×2160 fits."""
@@ -215,8 +215,8 @@ _frame = struct.Struct(">BHHB").unpack_from
 
 
 def plain_size(data: Buffer) -> tuple[int, int] | None:
-    """Width and height of an ordinary JPEG: 8 bits, YCbCr, one scan, upright, whole as far as its last bytes
-    tell, of a size that a device can hold. None for anything else, good or bad: the CPU's decoder knows."""
+    """Returns width and height of an ordinary JPEG: 8 bits, YCbCr, one scan, upright, whole as far as its
+    last bytes show, small enough for a device. None for anything else, which the CPU's decoder judges."""
     if data[:3] != _START or data[-2:] != _END or len(data) > DEFAULT_LIMITS.bytes:
         return None
     try:

@@ -60,7 +60,7 @@ def readings(facts: Facts) -> Iterator[Reading]:
         yield from rule(facts)
 
 
-# ---- what samples tell
+# ---- what samples show
 
 
 def _between(values: Array | None, low: float, high: float) -> bool:
@@ -234,7 +234,7 @@ def _of_rows(facts: Facts, table: OutputFact, claimed: bool) -> Iterator[Reading
     columns, sample = table.shape[1], table.sample
     protos = _prototypes(facts)
     why = f"{table} holds boxes with their scores and classes"
-    classes = len(facts.labels) or None  # rows do not tell how many there are
+    classes = len(facts.labels) or None  # rows do not show how many there are
     if protos is not None and columns == 6 + protos.shape[0]:
         why += f", and parts of {protos}"
         specs = (table.spec, protos.spec)
@@ -269,7 +269,7 @@ def _like_rows(rows: Array | None) -> bool:
 
 def _pairs(facts: Facts) -> Iterator[Reading]:
     """Reads [n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes. Boxes of several
-    levels are none that somebody has chosen, nor all of them in one table."""
+    levels are not final boxes, nor all of them in one table."""
     tables = sorted(facts.floats(2), key=lambda one: not one.called("box"))
     named = {one.spec.name: one for one in tables}
     dets, logits = named.get("dets"), named.get("labels")
@@ -504,7 +504,7 @@ def _maps(facts: Facts) -> Iterator[Reading]:
 
 
 def _single_map(facts: Facts, first: OutputFact) -> Iterator[Reading]:
-    """Yields readings of what stands out, or of depth: only its name can tell."""
+    """Yields readings of what stands out, or of depth: only its name decides."""
     why = f"{first} is one map of the image"
     deep = first.called("depth", "disp")
     inverse = True if first.called("disp", "inverse") else None
@@ -559,7 +559,7 @@ def _class_maps(facts: Facts) -> Iterator[Reading]:
 
 
 def _text_maps(facts: Facts) -> Iterator[Reading]:
-    """Nothing in them tells text from anything else: somebody must say so."""
+    """Yields readings of text maps. Nothing in them marks text: settings or metadata must name the task."""
     if Task.TEXT_REGIONS not in (facts.task, facts.claims.task):
         return
     for one in facts.floats(3, 2):

@@ -116,7 +116,7 @@ class PictureHead:
     orientation: int = UPRIGHT
     bits: int = 8  # per channel, or per pixel where there is a palette
     components: int = 0  # of a JPEG
-    frames: int | None = 1  # None where only reading everything would tell
+    frames: int | None = 1  # None where only reading everything would show it
     scans: int = 1  # 0: of a progressive JPEG, not counted yet
     tile_pixels: int = 0  # of a TIFF, which may claim tiles larger than itself
 
@@ -134,7 +134,7 @@ def jpeg(data: memoryview) -> PictureHead:
 
 
 def jpeg_frame(data: memoryview) -> tuple[PictureHead, int]:
-    """Reads a head without its scans, which only a look at the whole file tells; and the marker of its
+    """Reads a head without its scans, which only a look at the whole file shows; and the marker of its
     frame."""
     orientation, at = UPRIGHT, 2
     for _ in range(_MAX_SEGMENTS):
@@ -374,7 +374,7 @@ def _too_large(why: str, what: str = "the image") -> TooLarge:
     return TooLarge(f"{what} {why}", field=FIELD)
 
 
-# ---- how much a picture, a request and everybody together may have decoded, judged by what heads say
+# ---- how much a picture, a request and all requests together may have decoded, judged by what heads say
 # A file of some bytes can hold fifty million pixels, which take a second and most of a gigabyte. So pixels
 # are counted before any is decoded, and large pictures of one request come one after the other: others get
 # their turns in between.
@@ -387,7 +387,7 @@ MOST_PIXELS_WAITING = 1_000_000_000
 
 
 def claimed_head(data: Buffer) -> PictureHead | None:
-    """The head of a picture; None if it will not be decoded: whoever is to will say why.
+    """Returns the head of a picture; None if it will not be decoded: the decoder reports why.
 
     A walk over some markers, without a look at the pixels: for the loop.
     """

@@ -105,14 +105,14 @@ def from_png(text: str) -> Array:
 
 
 def matched(close: Array) -> dict[int, int]:
-    """As many rows as can be, each with a column of its own that is close to it: by row.
+    """Returns, by row, a column of its own that is close to it, for as many rows as can have one.
 
-    The closest first; whoever finds all of his taken asks those who have them to move on. What was asked in
-    vain need not be asked again, so the time is bounded also where all are close to all.
+    The closest come first; a row whose columns are all taken asks the rows that have them to move on. What
+    was asked in vain is not repeated, so the time is bounded also where all are close to all.
     """
     first = close.argmax(axis=1).tolist() if close.size and close.max(axis=1).all() else []
     if first and len(set(first)) == len(first):
-        return dict(enumerate(first))  # nobody's closest is another's
+        return dict(enumerate(first))  # no two rows have the same closest column
     columns = _closest_first(close)
     row_of: dict[int, int] = {}
     column_of: dict[int, int] = {}

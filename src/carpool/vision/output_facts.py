@@ -36,7 +36,7 @@ class OutputFact:
 class Facts:
     """`task` and `form` are what the settings say: readings then need not be certain, only possible."""
 
-    height: int  # of the picture in the model's input; -1 where nobody says
+    height: int  # of the picture in the model's input; -1 where it is not declared
     width: int
     planar: bool
     outputs: tuple[OutputFact, ...]
@@ -50,8 +50,8 @@ class Facts:
         return self.task is not None
 
     def floats(self, *ranks: int) -> list[OutputFact]:
-        """Returns outputs of so many dimensions. A length that is not known fits nothing, unless somebody
-        insists."""
+        """Returns outputs of so many dimensions. A length that is not known fits nothing, unless the task is
+        set."""
         return [
             one
             for rank in ranks

@@ -182,7 +182,7 @@ class Poses(Detections):
     @property
     def keypoints(self) -> Array:
         """Returns [n, points, 2 or 3]: x and y in pixels of the picture, and how sure each is, where that is
-        told."""
+        reported."""
         listed = [thing["keypoints"] for thing in self.things]
         return np.array(listed, np.float32) if listed else np.zeros((0, 0, 2), np.float32)
 

@@ -3,7 +3,8 @@
 Every rule (head_rules) gives readings: a task, and the settings with which the outputs make sense. No shape
 that fits decides alone: a reading is certain only where something speaks for it that other models lack, such
 as metadata, as many labels as classes, or values that only this head answers. Where two readings are
-left, or none is certain, the model is served as tensors, and whoever sends a picture is told what to set.
+left, or none is certain, the model is served as tensors, and a client that sends a picture is answered with
+what to set.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Reading:
     """Describes one way to understand the outputs."""
 
     task: str
-    table: TaskTable | None  # the task's settings; what is None in it stays to be told
+    table: TaskTable | None  # the task's settings; what is None in it is still to be set
     outputs: tuple[TensorSpec, ...]  # those that are read, in order
     why: str
     classes: int | None = None  # how many there would be

@@ -135,7 +135,7 @@ def _edges(x: Array, edges: tuple[Array, Array], width: int) -> tuple[float, tup
 
 
 def in_turn(corners: Array) -> Array:
-    """Clockwise from the top left, as somebody reads who tilts the head by less than half a right angle."""
+    """Orders corners clockwise from the top left, as read with the head tilted by less than 45 degrees."""
     across = corners[1] - corners[0]
     turns = round(math.atan2(float(across[1]), float(across[0])) / (math.pi / 2))
     return np.roll(corners, turns, axis=0)

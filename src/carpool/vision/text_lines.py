@@ -1,5 +1,4 @@
-"""Makes lines, in the order in which somebody reads them, of regions and what was read in them: arithmetic
-only."""
+"""Makes lines, in reading order, of regions and what was read in them: arithmetic only."""
 
 from __future__ import annotations
 

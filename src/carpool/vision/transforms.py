@@ -65,7 +65,7 @@ class Transform:
         return found
 
     def prepare(self, decoded: Decoded, out: Array) -> Geometry:
-        """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
+        """Fills `out`, which has the shape and dtype above, and returns where the picture lies in it."""
         if out.shape != self.shape or out.dtype != self.dtype:
             raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
         size = decoded.width, decoded.height

@@ -61,7 +61,7 @@ class RequestHead:
     tail_size: int
     batch: int = 1  # right once the head was checked against a model
     encoded: bool = False  # the tail is a picture's file behind its length; only within the server
-    plain: bool = False  # once checked: any bytes of the right size are good, and nobody need look at them
+    plain: bool = False  # once checked: any bytes of the right size are good, and need no further check
     regions: bytes = b""  # from where in clients' memory the engine is to fetch its inputs, all of them
 
 
@@ -121,7 +121,7 @@ def cut_long(json: Buffer, what: str) -> ShortJson:
 
 
 def check_cost(json: Buffer, what: str, *, tensors: bool = True, hint: str = "") -> None:
-    """Before it is read: four bytes can become a list of seventy, and nobody else runs meanwhile."""
+    """Checks JSON before it is read: four bytes can become a list of seventy, which blocks the loop."""
     if len(json) <= _SHORT_JSON:
         return
     hint = _AS_BINARY if tensors else hint

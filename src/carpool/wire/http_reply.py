@@ -64,7 +64,7 @@ class ReplyReader:
         return part
 
     def end(self) -> None:
-        """The connection was closed: the end of a body whose length was not told."""
+        """Notes that the connection was closed, which ends a body whose length was not given."""
         if not self.over and (not self.status or self._left is not None):
             raise NotHttp("the connection ended before the reply did")
         self.over = True

@@ -109,7 +109,7 @@ class ShortJson:
 
     def __init__(self, json: bytes | bytearray | memoryview) -> None:
         self._view = memoryview(json)
-        self._mark = token_hex(16)  # nobody can guess it, and so write it into a document
+        self._mark = token_hex(16)  # it cannot be guessed, and so not be written into a document
         self._pieces: list[bytes | _View] = []
         self._cuts: list[object] = []
         self._kept_to = 0  # what is before it is in `_pieces`, or was cut out

@@ -1,7 +1,7 @@
 """Writes a long answer a piece at a time: JSON in slices of so many elements, bytes as parts of what they lie
 in.
 
-A library that writes JSON holds the interpreter from the first element to the last, and whoever joins long
+A library that writes JSON holds the interpreter from the first element to the last, and code that joins long
 bytes holds it for as long: 22 MB of numbers stop a front end for seconds. A piece here takes some tenths of a
 millisecond, and nothing is held but the tensors themselves.
 """

@@ -19,11 +19,11 @@ from carpool.wire.head import Buffer, TensorHead
 
 _LENGTH = struct.Struct("<I")
 STEP: Final = 1 << 16
-"""Elements that are looked at, or strings that are written, before it is asked whether anybody waits."""
+"""Elements that are checked, or strings that are written, between two looks at whether a caller waits."""
 
 Between: TypeAlias = Callable[[], None]
-"""Is called between the steps of what may take long, in its thread. What it raises ends that: nobody waits
-for it any more."""
+"""Is called between the steps of what may take long, in its thread. What it raises ends that: the client no
+longer waits."""
 
 
 def go_on() -> None:
@@ -52,7 +52,7 @@ def check_strings(
 
 def split_strings(head: TensorHead, view: Buffer, owner: str, model: str = "") -> Array:
     """Returns the elements, and makes an object of each. Raises `InvalidInput` as `check_strings` does, also
-    where somebody writes to these bytes meanwhile."""
+    where a client writes to these bytes meanwhile."""
     if not head.framed:
         return as_strings([bytes(view)], head.shape)
     elements: list[bytes] = []

@@ -48,7 +48,7 @@ class NamedPictures:
 
 @dataclass(frozen=True, slots=True)
 class MaskedPictures:
-    """Beside each picture a PNG whose pixels are class numbers; `classes` names them, if anybody does."""
+    """Beside each picture a PNG whose pixels are class numbers; `classes` names them, if names are given."""
 
     files: tuple[Path, ...]
     masks: tuple[Path, ...]

@@ -52,7 +52,7 @@ class Measure(Protocol):
 
 
 class Naming:
-    """Maps a model's labels to the data's classes. What could not be mapped is told."""
+    """Maps a model's labels to the data's classes. What could not be mapped is reported."""
 
     def __init__(self, classes: Sequence[str], names: Mapping[str, str]) -> None:
         """Takes `names`: by what the data calls a class, plainly, what the model calls it."""

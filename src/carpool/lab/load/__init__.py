@@ -1,2 +1,2 @@
-"""Implements the load generator: a pure core that is told the time, and thin clients for HTTP and gRPC around
-it."""
+"""Implements the load generator: a pure core that receives the time, and thin clients for HTTP and gRPC
+around it."""

@@ -253,7 +253,7 @@ def http_facts(address: Address, trust: Trust = TRUSTING) -> HttpFacts:
 
 
 def _check(status: int, body: bytes) -> None:
-    """What cannot be right is not worth repeating; a refusal or a failure may be what somebody looks for."""
+    """Raises Unreachable for a status that stays wrong; a rejection or a failure may be what is measured."""
     if (300 <= status < 500 and status not in REFUSALS) or status == 501:
         said = decode_error(body)[0] or "no reason given"
         raise Unreachable(f"the first request was answered {status}: {said[:500]}")

@@ -117,7 +117,7 @@ class HttpFacts:
         return [input_spec(entry.get("name"), entry.get("datatype"), entry.get("shape")) for entry in entries]
 
     def profile(self, model: str) -> Any:
-        """Returns what the server measured of a model; None from one that does not tell."""
+        """Returns what the server measured of a model; None from one that does not report it."""
         status, body = self.ask("GET", f"/v2/models/{quote(model, safe='')}/profile")
         return _document(status, body, f"the profile of {model!r}") if status == 200 else None
 

@@ -83,7 +83,7 @@ async def run(
     stop: asyncio.Event | None = None,
     record: Record | None = None,
 ) -> LoadReport:
-    """Send what the plan says to the target and tell what came back. `stop` ends it early."""
+    """Sends what the plan says to the target and reports the answers. `stop` ends it early."""
     generator = _Generator(plan, target, pace_of(plan.load), watch, record)
     part = await generator.run(stop or asyncio.Event())
     return report(plan, [part], target.name)
@@ -173,7 +173,7 @@ class _Generator:
             for ticket in self._pace.due(self.clock(), _AT_ONCE):
                 self._ledger.start(ticket, self.clock())
                 self._target.send(ticket)
-        except Exception as error:  # nobody awaits a turn: without this, the run would hang
+        except Exception as error:  # no task awaits a turn: without this, the run would hang
             self._failure = error
             self._pace.stop()
         self._turning = False
@@ -265,7 +265,7 @@ async def run_shared(
             parts = await _collect(threads, pipes, watch, stop or asyncio.Event())
             return report(plan, parts, str(names[0]))
         finally:
-            for child, pipe in children:  # whoever is read from ends first, so that no thread waits for it
+            for child, pipe in children:  # each child ends before its pipe, so that no thread waits for it
                 child.kill()
                 child.join()
                 child.close()
@@ -329,7 +329,7 @@ def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         found = uvloop.run(_generate_part(pipe, plan, aim, part, of))
-    except CarpoolError as error:  # told in one that can be pickled, whatever arguments its kind takes
+    except CarpoolError as error:  # sent as one that can be pickled, whatever arguments its kind takes
         pipe.send((InvalidInput if isinstance(error, InvalidInput) else LostPart)(error.message))
         return
     pipe.send(found)
@@ -352,7 +352,7 @@ async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: 
 
 
 def _listen(pipe: Connection, stop: Callable[[], object]) -> None:
-    """The parent says stop, or is gone: then nobody wants the rest. This thread alone reads the pipe."""
+    """Waits until the parent says stop, or is gone, and ends the run. Only this thread reads the pipe."""
     try:
         pipe.recv()
         stop()

@@ -99,7 +99,7 @@ class GrpcTarget:
                 channel = grpc.aio.secure_channel(self.address, self.credentials, options=_OPTIONS)
             self._channels.append(channel)
             self._methods.append(channel.unary_unary(INFER))
-        # A channel connects when it is first used: a second is enough, and whoever is not there fails anyway.
+        # A channel connects when it is first used. A second is enough: requests to an absent server fail.
         waiting = [asyncio.ensure_future(channel.channel_ready()) for channel in self._channels]
         _done, late = await asyncio.wait(waiting, timeout=1.0)
         for task in late:

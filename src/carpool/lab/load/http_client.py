@@ -118,7 +118,7 @@ _CONNECT_S = 10.0
 
 @dataclass(eq=False)
 class HttpTarget:
-    """One server over at most `connections` of them: whoever finds none free waits, and that counts."""
+    """Sends to one server over at most `connections`: a request that finds none free waits, which counts."""
 
     host: str
     port: int
@@ -155,7 +155,7 @@ class HttpTarget:
         self._connect_if_needed()
 
     def let_go(self, ticket: Ticket) -> None:
-        """An answer may still come on its connection, and cannot be told from the next one's: close it."""
+        """Closes its connection: a late answer could not be distinguished from that to the next request."""
         if isinstance(ticket.handle, _Connection):
             ticket.handle.drop()
 
@@ -187,7 +187,7 @@ class HttpTarget:
         task.add_done_callback(self._opening.discard)
 
     async def _open_one(self) -> None:
-        """Without one, somebody who waited is told: a server that is gone fails every request, once each."""
+        """Opens a connection, or fails one waiting request: a server that is gone fails each request once."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -207,7 +207,7 @@ class HttpTarget:
                 return ticket
         return None
 
-    # ---- told by the connections
+    # ---- called by the connections
 
     def opened(self, connection: _Connection) -> None:
         self._coming -= 1
@@ -275,7 +275,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         ticket = self._ticket
         if ticket is None:
-            self.drop()  # nobody asked
+            self.drop()  # an answer without a request
             return
         try:
             answer = self._reader.feed(data)

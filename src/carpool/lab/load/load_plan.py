@@ -1,4 +1,4 @@
-"""What a run is to do: its phases, a schedule known beforehand, and which requests are due. Told the time."""
+"""Plans a run: its phases, its schedule, and which requests are due at a time that the caller passes."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class Filling:
 
 
 def make_tensors(specs: Sequence[TensorSpec], filling: Filling, images: int) -> list[list[Tensor]]:
-    """As many different requests as wanted and affordable, each with `images` images. The shapes of `specs`
-    are as the server tells them: -1 is any length, and at first place the batch."""
+    """Returns as many different requests as wanted and affordable, each with `images` images. The shapes of
+    `specs` are as the server reports them: -1 is any length, and at first place the batch."""
     unknown = set(filling.shapes) - {spec.name for spec in specs}
     if unknown:
         names = ", ".join(spec.name for spec in specs)
@@ -163,8 +163,8 @@ Weighted: TypeAlias = tuple[tuple[Value, float], ...]
 
 
 class Draw:
-    """Sources and priorities by their weights, dealt out over the numbers of requests; without any, nobody is
-    named, and the priority is the model's default."""
+    """Deals out sources and priorities by their weights over the numbers of requests; without any, no source
+    is named, and the priority is the model's default."""
 
     def __init__(self, sources: Weighted[str] = (), priorities: Weighted[int] = (), seed: int = 1) -> None:
         random = Random(seed)
@@ -179,7 +179,7 @@ class Draw:
         return random.choices(values, weights, k=_DRAWN)
 
     def source(self, ticket: Ticket) -> str:
-        """That of the trace or the camera, if it has one; the ticket is told."""
+        """Returns the source of the trace or camera, or else draws one; the ticket stores it."""
         if not ticket.source:
             ticket.source = self._sources[ticket.number % len(self._sources)]
         return ticket.source
@@ -230,7 +230,7 @@ def check_source(source: str) -> None:
 
 
 def asked_headers(asking: Asking, source: str) -> list[Header]:
-    """Returns the headers that tell the server who asks and until when, and the user's own."""
+    """Returns the headers that name the source and the deadline to the server, and the user's own."""
     found = list(asking.headers)
     if source:
         found.append((SOURCE, source))

@@ -41,13 +41,13 @@ class Timing(NamedTuple):
 
     @property
     def inside(self) -> float | None:
-        """Returns all that the server knows of, if it tells. Decoding is in the queue: that counts from
-        arrival."""
+        """Returns all the time that the server reports, if it does. Decoding is in the queue: that counts
+        from arrival."""
         return None if self.post is None else self.queue + self.infer + self.post
 
 
 class Answer(NamedTuple):
-    """Describes what a client tells of one request; `reason` is a word for everything but an answer."""
+    """Describes what a client reports of one request; `reason` is a word for everything but an answer."""
 
     kind: Kind
     reason: str = ""
@@ -74,7 +74,7 @@ class Ticket:
     started: float = 0.0  # when the generator got to it
     sent: float | None = None  # when its first byte was handed to a connection
     done: bool = False
-    handle: object = None  # the client's own: what to let go of if nobody waits any more
+    handle: object = None  # the client's own: what to let go of if the request is abandoned
 
 
 Tell = Callable[[Ticket, Answer], None]
@@ -95,7 +95,7 @@ class Target(Protocol):
         """Send it now, or when there is a connection; `ticket.sent` is set to when that was."""
 
     def let_go(self, ticket: Ticket) -> None:
-        """Nobody waits for this one any more."""
+        """Abandons a request whose answer is no longer wanted."""
 
     async def close(self) -> None: ...
 
@@ -212,7 +212,7 @@ class _Counts:
 
 
 class Slice(_Counts):
-    """Describes what happened in a short while, by the clock: for somebody who watches."""
+    """Describes what happened in a short while, by the clock: for a live display."""
 
     def __init__(self) -> None:
         self.offered = 0
@@ -348,7 +348,7 @@ class Ledger:
         return found
 
     def abandon(self, now: float) -> list[Ticket]:
-        """Whoever is still open, ended as unanswered."""
+        """Ends the requests that are still open as unanswered, and returns them."""
         found = [ticket for ticket in self._waiting if self.end(ticket, now, _UNANSWERED)]
         self._waiting.clear()
         return found

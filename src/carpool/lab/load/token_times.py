@@ -1,5 +1,5 @@
 """Records when the pieces of a streamed answer came, and whether it is whole: of `/read` and `/caption`, of
-Triton's `generate_stream`, and of OpenAI's chat. Told the time."""
+Triton's `generate_stream`, and of OpenAI's chat. Callers pass the time."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 def check_place(place: Path) -> None:
-    """A single file of several versions could not be told from the others in a folder of links."""
+    """Rejects a single version: in a folder of links it could not be distinguished from the others."""
     if place.is_file() and VERSION.fullmatch(place.parent.name):
         raise InvalidInput(f"{place} is one of a model's versions: give the model's folder instead")
 

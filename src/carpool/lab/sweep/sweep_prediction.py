@@ -1,4 +1,4 @@
-"""How long batches take, by whoever knows, and what the simulator then expects at every rate."""
+"""Predicts a sweep: finds out how long batches take, and simulates every rate with that."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "measured
 STEPS_GIVEN = "given with --step"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time
 _TRIAL_S, _THINK_S = 1.5, 0.002
-_LARGEST = 4096  # batch that anybody believes
+_LARGEST = 4096  # batch that is accepted as plausible
 _ENOUGH = 3  # answers in batches of a size
 
 
 @dataclass(frozen=True, slots=True)
 class CurveEstimate:
-    """Holds what the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it
-    tells."""
+    """Holds what the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it reports
+    them."""
 
     curve: BatchCurve
     instances: int
@@ -93,7 +93,7 @@ def rates_of(
 
 
 def ask_server(aim: Aim) -> CurveEstimate | None:
-    """Reads the server's profile of the model; None if it has none to tell."""
+    """Reads the server's profile of the model; None if it has none."""
     address = read_url(aim.url)
     if address.over_grpc or not aim.model:
         return None

@@ -46,7 +46,7 @@ class PointRow:
         return self.runs == self.void_runs
 
     def keeps(self, slo_ms: float) -> bool:
-        """Nearly everybody was answered, and in time."""
+        """Returns whether nearly every request was answered, and within the SLO."""
         return not self.void and self.attainment >= ENOUGH and self.p99_ms <= slo_ms
 
 

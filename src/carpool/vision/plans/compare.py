@@ -1,4 +1,4 @@
-"""Decides whether two answers to one picture differ, as somebody who looks at them would say: the answers of
+"""Decides whether two answers to one picture differ, as a person who looks at them would say: the answers of
 two versions of a model, or of one model and a cache.
 
 What decides is the same both ways round and whatever the order of the boxes. Where a box needs a partner, all

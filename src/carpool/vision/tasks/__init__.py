@@ -53,7 +53,7 @@ def kinds() -> Mapping[str, type[VisionTask]]:
     for point in entry_points(group=TASK_GROUP):
         try:
             kind = point.load()
-        except Exception as error:  # whatever goes wrong while somebody else's package is imported
+        except Exception as error:  # whatever goes wrong while another project's package is imported
             raise ConfigError(f"the task {point.name} ({point.value}) does not import: {error}") from None
         fits = isinstance(kind, type) and issubclass(kind, VisionTask) and kind.name == point.name
         if not fits or kind.name in found:

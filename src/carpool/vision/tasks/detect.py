@@ -167,7 +167,7 @@ def _check_width(rows: Array, numbers: int) -> None:
 
 
 def _check_within(options: Options, table: DetectSettings) -> None:
-    """What the device has dropped nobody can bring back: better no answer than one that hides it."""
+    """Rejects options that need what the device has dropped: better no answer than one that hides it."""
     if options.score is not None and options.score < table.score:
         raise _beyond("score", f"at least {table.score:g}")
     if options.max_detections is not None and options.max_detections > table.max_detections:

@@ -149,8 +149,7 @@ class VisionSettings:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Describes what a task is told about a model that takes pictures. `notes` hears what was concluded, in
-    words."""
+    """Describes to a task the model that takes pictures. `notes` receives what was concluded, in words."""
 
     config: ModelConfig
     picture: Picture
@@ -231,7 +230,7 @@ class VisionTask:
 
 
 def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
-    """Returns one output, in the shape that was declared; without a leading 1 that nobody declared."""
+    """Returns one output, in the shape that was declared; without a leading 1 that was not declared."""
     if spec.name not in outputs:
         raise ModelError(f'the model did not return the output "{spec.name}"')
     array = outputs[spec.name]

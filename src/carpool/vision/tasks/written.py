@@ -55,7 +55,7 @@ class Caption(VisionTask):
 
 
 class WrittenLine(VisionTask):
-    """As `read`, of a model that writes: it says no score."""
+    """Implements `read` for a model that generates text: its answers have no score."""
 
     name = Task.READ
 

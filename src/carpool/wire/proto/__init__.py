@@ -32,7 +32,7 @@ def message_class(name: str, package: str = "inference") -> type[Any]:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """protobuf before 6.31 tells it only by `label`, and from 7 on no longer."""
+    """Returns whether a field is repeated. Before 6.31 protobuf has only `label` for it; 7 has it no more."""
     if hasattr(field, "is_repeated"):
         return bool(field.is_repeated)
     return bool(field.label == FieldDescriptor.LABEL_REPEATED)
