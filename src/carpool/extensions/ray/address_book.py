@@ -32,7 +32,7 @@ class Page(NamedTuple):
 
     version: int
     replicas: dict[str, Place]
-    whole: bool  # the book is old enough to know of everybody who is there
+    whole: bool  # the book is old enough to know every replica that runs
 
 
 class AddressBook:
@@ -54,8 +54,8 @@ class AddressBook:
             self._version += 1
 
     def page(self, now: float) -> Page:
-        """A book that began again knows nobody at first: until everybody has had time to say that he is
-        there, a reader may add who is in it, and must take nobody out."""
+        """Returns the replicas that are known now. A book that was restarted is empty at first: until each
+        replica has had time to report, a reader may add the listed replicas, and must remove none."""
         self._expire(now)
         whole = now >= self._began + LEASE_S
         return Page(

@@ -1,5 +1,5 @@
-"""This reads what a fleet on a cluster is told: by Python, by `serve run … key=value`, or by a file of Ray
-Serve."""
+"""Reads the settings of a fleet on a cluster: from Python, from `serve run … key=value`, or from a file of
+Ray Serve."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class FleetSettings:
 
     @property
     def stop_s(self) -> float:
-        """Until a replica that was told to stop has ended, with time to spare."""
+        """Returns the seconds within which a replica that was stopped has ended, with a margin."""
         return self.lame_duck_s + self.drain_s + 5.0
 
 

@@ -90,7 +90,8 @@ _BOOK = ray.remote(Book)
 
 
 def book_of(fleet: str) -> Any:
-    """Whoever needs it first makes it: replicas and balancers go on when it is killed."""
+    """Returns the fleet's address book; the first caller creates it. Replicas and balancers continue when it
+    is killed."""
     return _BOOK.options(
         name=f"{fleet}.book",
         namespace=NAMESPACE,
@@ -301,7 +302,7 @@ class Replica:
             try:
                 book = book or book_of(self._fleet)
                 ray.get(book.beat.remote(self._name, self._place), timeout=_ANSWER_S)
-            except (RayError, ValueError) as error:  # killed, or lost with its node; somebody makes another
+            except (RayError, ValueError) as error:  # killed, or lost with its node; the next beat makes one
                 _log.warning("the address book does not answer: %s", error)
                 book = None
                 began += _POLL_S - BEAT_S
@@ -313,7 +314,8 @@ class Replica:
                 ray.get(book.leave.remote(self._name), timeout=_ANSWER_S)
 
     def _compare_ports(self) -> None:
-        """What Serve deploys is not refused: the fleet would go down to be told."""
+        """Logs ports that differ from those of the fleet's balancers. They are not rejected: that would take
+        the fleet down."""
         with contextlib.suppress(RayError):
             had = ray.get(self._balancer.ports.remote(), timeout=self._settings.ready_s)
             try:

@@ -56,7 +56,7 @@ class FleetPolicy:
                 images += more
                 load += more / capacity
         if not known:
-            return  # nobody reports: it stays as it is
+            return  # no replica reports: the number of replicas stays as it is
         self._scaler.asked(images, at)
         self._images.add(images, at)
         self._load.add(load, at)

@@ -46,7 +46,7 @@ class ServeMetrics:
         self._counted: dict[tuple[str, ...], float] = {}
 
     def show(self, samples: Iterable[Sample]) -> None:
-        """Called with the whole page each time: a counter is told what came since the last one."""
+        """Exports a whole page of samples; each counter is increased by what was added since the last one."""
         for metric, labels, value in samples:
             tags = {name: labels.get(name, "") for name in _OF_MODEL}
             if metric in GAUGED:

@@ -44,8 +44,8 @@ def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
 
 
 def claim(file: str) -> Path:
-    """Returns the file to record to: made here, or there and empty. What somebody recorded before is not
-    touched."""
+    """Returns the file to record to: it is created here, or exists and is empty. Earlier recordings are never
+    overwritten."""
     path = Path(file).absolute()
     try:
         fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
@@ -219,7 +219,7 @@ class RecordingClient:
 
 
 def front(server: FrontServer) -> FrontPart:
-    """Returns what records in a front end. Nobody can come any more when the part is closed."""
+    """Returns the part of a front end that records. No request can arrive any more when it is closed."""
     settings = server.settings
     recorder = Recorder(Path(settings.record), server.began, int(settings.record_limit_mb * 1e6))
     return FrontPart(engine=lambda engine: RecordingClient(engine, recorder), close=recorder.close)

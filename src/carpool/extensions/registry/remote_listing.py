@@ -1,5 +1,5 @@
-"""Lists what lies at an address like s3://bucket/models: which files, how large, and what tells that one
-changed.
+"""Lists the files at an address like s3://bucket/models: their names, their sizes, and what shows that one
+has changed.
 
 Everything that is read there is hostile until checked: names, sizes, amounts, and whether it is JSON at all.
 """

@@ -79,7 +79,7 @@ class VersionSource(Protocol):
     def write_back(
         self, pin: Pin, state: str, rollout: str = "", metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Tell the registry how the version fares: tags carpool.state and carpool.rollout, and metrics."""
+        """Writes the version's state to the registry: tags carpool.state and carpool.rollout, and metrics."""
 
     def point(self, pin: Pin) -> None:
         """Let this address mean that version from now on."""

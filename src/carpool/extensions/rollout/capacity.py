@@ -1,5 +1,5 @@
-"""Whether a candidate could carry the traffic there was, before anybody is sent to it: the simulator plays
-the busiest minute that was seen against the curve that was measured when the candidate was loaded.
+"""Predicts whether a candidate could sustain the recent traffic, before it gets any requests: the simulator
+plays the busiest observed minute against the curve that was measured when the candidate was loaded.
 """
 
 from __future__ import annotations

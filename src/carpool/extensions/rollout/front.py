@@ -1,6 +1,6 @@
-"""The feature of models that are rolled out: a request that the candidate refuses or fails is run again on
-stable; some are run on the other version, too, out of what the device has to spare, and both answers are
-compared, off the loop."""
+"""Implements rollouts in a front end: a request that the candidate rejects or fails is run again on stable.
+Some requests are run on the other version, too, as background work, and both answers are compared off the
+loop."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Mark(NamedTuple):
     """Which of the rollouts that replicas share this is, and how far it has come."""
 
     run: int = 0  # counted up by every start; 0 was not shared
-    start: str = ""  # tells two apart that were begun at the same time
+    start: str = ""  # distinguishes two that were begun at the same time
     change: int = 0  # of its state, counted
     first: str = ""  # the stable version before it began
 
@@ -125,7 +125,8 @@ def of_the_first(model: str, plan: RolloutSettings, version: str, at: float) -> 
 
 
 def file_for(folder: Path, model: str, home: Path) -> Path:
-    """Two servers of one user may each have a model of this name: its folder's path tells them apart."""
+    """Returns the file of a model's rollout. Two servers of one user may each have a model of this name: the
+    file's name depends on the path of the model's folder."""
     place = blake2b(os.fsencode(home.absolute()), digest_size=6).hexdigest()
     return folder / "rollouts" / f"{_PLAIN.sub('_', model)[:80]}-{place}.json"
 

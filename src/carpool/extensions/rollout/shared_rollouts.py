@@ -151,7 +151,7 @@ class SharedRollouts:
                     log.error("rollout-not-shared", error=repr(found))
 
     async def _exchange(self, name: str, change: Change | None = None) -> None:
-        """Take over what the others did, tell what happened here, and make a change, all or nothing."""
+        """Takes over the others' changes, publishes those made here, and makes a change, all or nothing."""
         async with self._turns[name]:
             try:
                 shared = await self._put(name, change)

@@ -54,8 +54,8 @@ def wrap(backend: Backend, config: ModelConfig) -> Backend:
 
 
 class _SequencedInstance(Around):
-    """Represents one instance, told of each request which slot its sequence has. A batch that fails is not
-    tried again in halves: the model may have changed what it keeps."""
+    """Represents one instance, which gets with each request the slot of its sequence. A batch that fails is
+    not retried in halves: the model may have changed its state."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
         super().__init__(backend)

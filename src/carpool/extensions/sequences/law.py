@@ -1,17 +1,17 @@
 """Implements the law of sequences: which request of which sequence may run, and where.
 
 A sequence is a row of requests with one id, from one that starts it to one that ends it. It has a place, a
-slot of one instance, for as long as it lives, since that is where its state is; who finds none waits in the
-backlog, first come, first served. Of each sequence one request at a time is passed on to the scheduler, in
-the order in which they came. Whoever sends nothing for too long loses the place.
+slot of one instance, for as long as it lives, since that is where its state is; a sequence that finds none
+waits in the backlog, first come, first served. Of each sequence one request at a time is passed on to the
+scheduler, in order of arrival. A sequence that gets no request for too long loses its place.
 
 An id belongs to the client that uses it, over whatever connections: the holder of the key that came with it,
 or else an address (`Job.payer`). Two clients may use the same one, and none continues another's sequence. It
 is charged to that client. Where all places are taken and a client with fewer than its share waits, the one
 with most gives up its stalest sequence, and no client may fill the backlog to the end.
 
-A sequence that starts anew before it has ended stays where it is: what came before is run first. Like the
-scheduler, all this is told the time, and answers with values.
+A sequence that starts anew before it has ended stays where it is: what came before is run first. As in the
+scheduler, the caller passes the time, and results are values.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LiveSequence:
 
     def __init__(self, key: SequenceKey, name: SequenceId, share: SequenceShare) -> None:
         self.key = key
-        self.id = name  # as the model is told
+        self.id = name  # as the model gets it
         self.share = share
         self.is_leaving = False  # its place is another's after the request that was passed on
         self.instance = -1
@@ -127,7 +127,7 @@ class Dropped(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """Pass these on, tell those, and look again at that time, if nothing happens before."""
+    """Lists the requests to pass on and those to reject, and when to look again if nothing happens before."""
 
     passed: list[Job] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
@@ -164,13 +164,13 @@ class Sequences:
         self._gaps = instances * places  # places that are free, of instances that are there
         self._known: dict[SequenceKey, LiveSequence] = {}
         self._shares: dict[str, SequenceShare] = {}  # of all of whom a sequence is known
-        self._ids: set[SequenceId] = set()  # that the model is told
+        self._ids: set[SequenceId] = set()  # that the model gets
         self._leaving = 0  # sequences
         self._next: deque[LiveSequence] = deque()
         self._deadlines: list[tuple[float, int, SequenceStep]] = []
         self._quiet: list[tuple[float, int, LiveSequence]] = []
         self._passed: list[Job] = []  # whose turn came at once
-        self._dropped: list[Dropped] = []  # not told yet
+        self._dropped: list[Dropped] = []  # not answered yet
         self._ended: dict[SequenceKey, Why] = {}
         self._number = 0
         self.waiting = 0  # requests that were not passed on yet
@@ -239,8 +239,8 @@ class Sequences:
         return sequence
 
     def _told(self, client: str, name: SequenceId) -> SequenceId:
-        """Returns what the model is told in place of an id that it knows as another client's: a model may
-        keep what it remembers by that."""
+        """Returns the id that the model gets in place of one that it knows as another client's: a model may
+        store its state by that."""
         client = client.removeprefix(ADDRESS)
         if isinstance(name, str):
             while name in self._ids:
@@ -276,7 +276,7 @@ class Sequences:
             self._look_at(sequence)
 
     def until_free(self, now: float) -> float | None:
-        """Seconds until a place is free, if nobody whose turn it is to send something does; None: unknown."""
+        """Returns the seconds until a place is free, if no idle sequence gets a request; None: unknown."""
         while self._quiet and not self._is_quiet(self._quiet[0][2]):
             heappop(self._quiet)[2].is_watched = False
         if not self._quiet:
@@ -284,7 +284,7 @@ class Sequences:
         return max(0.0, self._quiet[0][2].quiet_since + self._idle - now)
 
     def passed_at_once(self) -> list[Job] | None:
-        """Whom to pass on, where nobody else waits for anything; None: ask `turn`."""
+        """Returns the requests to pass on, where no other request waits for anything; None: ask `turn`."""
         if self.waiting or self._dropped:
             return None
         passed, self._passed = self._passed, []
@@ -332,7 +332,7 @@ class Sequences:
         for sequence in [one for one in self._known.values() if one.instance == instance]:
             if sequence.passed is not None:
                 job, sequence.passed = sequence.passed.job, None
-                if job in self._passed:  # not told to the scheduler yet
+                if job in self._passed:  # not passed to the scheduler yet
                     self._passed.remove(job)
                     self._dropped.append(Dropped(job, Why.LOST))
                 else:
@@ -351,7 +351,7 @@ class Sequences:
             self._gaps += self._places
 
     def drop_waiting(self) -> None:
-        """Nobody is to run them: all who wait here are told at the next turn, and their sequences end."""
+        """Drops all waiting requests: they are rejected at the next turn, and their sequences end."""
         for sequence in list(self._known.values()):
             for step in sequence.waiting:
                 self._drop(step, Why.TOLD)
@@ -590,6 +590,6 @@ def _has_first(backlog: list[tuple[int, LiveSequence]]) -> bool:
 
 def _is_used_up(used: int, bound: int, share: SequenceShare | None, own: int) -> bool:
     """Returns whether no more may wait. `own` is what its client has of what is used: at most so much that
-    something is left for the next client, where clients are told apart."""
+    something is left for the next client, where clients are distinguished."""
     known = share is not None and share.name != ""
     return used >= bound or (known and own >= OF_THE_REST * (bound - used))

@@ -1,8 +1,8 @@
 """A scheduler whose jobs belong to one instance each, as those of sequences do: `pin` makes it one.
 
 Every instance has lanes of its own, and while it is asked what it should run, no others are seen. What is
-counted in all, and what is learned, stays common to all of them; the gate still forecasts as if whoever is
-free first could run a job.
+counted in all, and what is learned, stays common to all of them; the gate still forecasts as if the first
+free instance could run any job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PinnedLanes(Lanes):
         self.by_key = self._sets[instance]
 
     def show_for(self, job: Job) -> None:
-        """Whoever only asks what would become of a job names no instance."""
+        """Shows the lanes of the job's instance; a job that is only forecast names none."""
         step: SequenceStep | None = job.payload
         if step is not None:
             self.by_key = self._sets[step.instance]

@@ -72,8 +72,8 @@ def _named(work: Work) -> _Named:
 
 
 class SequenceRoute:
-    """Everything is called on the loop's thread. `done` of every work is called once: each that was accepted
-    and not told yet keeps it as `then`, and there are `_untold` of them."""
+    """Routes requests of sequences; everything is called on the loop's thread. `done` of every work is called
+    once: each that was accepted and not answered yet has it as `then`, and `_untold` counts them."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class SequenceRoute:
             if self._rode:
                 self._rode.discard(work)
             news = self.law.finished(work, now, ran=ran)
-        except Exception:  # whoever waits for it must hear of it all the same
+        except Exception:  # the client must be answered all the same
             log.exception("sequence-failed", model=self._model)
         if self._lost and work in self._lost:
             self._lost.discard(work)
@@ -313,7 +313,7 @@ class SequenceRoute:
                 log.exception("answer-failed", model=self._model)
 
     def lost(self, instance: int) -> None:
-        """Riders hear what became of their batch; who waits for the instance hears it now."""
+        """Cancels the requests that wait for the instance; those of a running batch get its outcome."""
         for job in self.law.lost(instance):
             work = cast(Work, job)
             self._lost.add(work)
@@ -326,15 +326,15 @@ class SequenceRoute:
         self._go()
 
     def stop(self, error: CarpoolError, *, until_placed: bool = False) -> None:
-        """All who wait here are told."""
+        """Rejects all requests that wait here."""
         self._stopped = error
         self.law.drop_waiting()
         self._go()
         if until_placed:
-            self._stopped = None  # the driver says no until then
+            self._stopped = None  # until then, the driver rejects requests
 
     async def drained(self, timeout: float | None) -> bool:
-        """Wait until nobody waits or runs; False when that took too long."""
+        """Waits until no request waits or runs; False when that took too long."""
         if self._untold:
             self._emptied = self._emptied or asyncio.Event()
             self._emptied.clear()

@@ -55,7 +55,7 @@ class StateTensor:
     dims: tuple[int, ...]
     initial_dims: tuple[int, ...] = ()  # of what a sequence starts with; none: `dims`
     file: str = ""  # with its values, in the folder initial_state; none: zeros
-    initial_name: str = ""  # for whoever reads the settings
+    initial_name: str = ""  # only shown with the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SequenceSettings:
     idle: float = DEFAULT_IDLE_S
     min_utilization: float = 0.0
     max_delay: float = 0.0
-    max_wait: float = DEFAULT_WAIT_S  # for a place, of a sequence whose first request says no less
+    max_wait: float = DEFAULT_WAIT_S  # for a place, unless a sequence's first request sets a shorter wait
     max_backlog: int = DEFAULT_BACKLOG  # sequences that wait for a place
     max_backlog_bytes: int = DEFAULT_BACKLOG_MB << 20  # of all requests that wait for their turn
     controls: tuple[ControlInput, ...] = ()
@@ -95,8 +95,8 @@ class SequenceSettings:
         return (*(control.name for control in self.controls), *(state.input for state in self.states))
 
     def refuses(self, name: int | str) -> str:
-        """Why a sequence cannot have this id; empty: it can. The numbers that are told to the model have
-        bounds, and so have texts."""
+        """Returns why a sequence cannot have this id; empty: it can. Numbers that the model gets have bounds,
+        and so have texts."""
         if isinstance(name, str) and len(name.encode()) > MAX_ID_BYTES:
             return f"a sequence_id has at most {MAX_ID_BYTES} bytes"
         if isinstance(name, int) and not 0 <= name < 2**64:

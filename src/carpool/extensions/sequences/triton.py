@@ -112,7 +112,7 @@ def _state(source: TextSource, item: Any, path: str) -> StateTensor:
 
 
 def _datatype(message: Any) -> str:
-    """Empty where none is given, or one that nobody knows."""
+    """Returns the datatype; empty where none is given, or an unknown one."""
     names = message.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     found = names[message.data_type].name.removeprefix("TYPE_") if message.data_type in names else ""
     found = "BYTES" if found == "STRING" else found

@@ -40,8 +40,8 @@ class PartWay:
         self._room = threading.Semaphore(_AHEAD)  # taken in the thread, given back in the loop
 
     def send(self, work: Work, outputs: Mapping[str, Array], finish: str = "", *, last: bool = False) -> bool:
-        """Sends a part, in the model's thread. False: nobody wants more of it. ModelError for what cannot be
-        sent."""
+        """Sends a part, in the model's thread. False: the request needs no more parts. Raises ModelError for
+        what cannot be sent."""
         # Only the loop's thread changes the state, and only away from RUNNING: to read it late costs one
         # answer, which `_deliver` drops.
         if work.state is not RUNNING or work.place is None or work.extras.gives_way:
@@ -67,7 +67,7 @@ class PartWay:
 
 
 class _Rider:
-    """Implements `Rider` for one request."""
+    """Represents one request, as the backend's `run_many` gets it."""
 
     __slots__ = ("_index", "_instance", "_place", "_work", "details", "inputs", "outputs")
 
@@ -150,7 +150,7 @@ class DecoupledInstance:
         self.backend = backend
         self._many = cast(AnswersMany, backend)
         self._model = signature.model
-        self._most = max(1, signature.max_batch)  # told the model at once
+        self._most = max(1, signature.max_batch)  # requests that the model gets at once
         self._report = report
         self.way = PartWay(loop)
         self.collator = Collator(signature, 1)
@@ -194,14 +194,14 @@ class DecoupledInstance:
             error = ModelError(f"{self._model}: its process lost a request")
         except CarpoolError as ended:
             error = ended
-        except Exception as fault:  # of ours: it must take neither the thread nor its riders down
+        except Exception as fault:  # an internal error: it must end neither the thread nor its requests
             _log.exception("batch-failed", model=self._model)
             error = ModelError(f"{self._model}: {type(fault).__name__}: {fault}")
         for rider in list(self.riding.values()):
             rider.end(error)
 
     def _board(self, *, wait: bool = False) -> list[_Rider]:
-        """Those that took a place since, as many as the model is told of at once."""
+        """Returns the requests that took a place since, at most as many as the model gets at once."""
         boarded: list[_Rider] = []
         while len(boarded) < self._most and not self._closing:
             try:

@@ -25,7 +25,7 @@ class StreamShare(PlaceShare):
 
 
 class StreamPlaces:
-    """Divides the places of one model. It is told who comes and who leaves, and says who may run."""
+    """Divides the places of one model between clients: decides which of the waiting requests may run."""
 
     def __init__(self, places: int, most_held: int) -> None:
         self._places = places

@@ -16,8 +16,8 @@ from carpool.extensions.streams.places import StreamPlaces
 
 
 class StreamRoute:
-    """Everything is called on the loop's thread. Requests of nobody in particular, such as those of a Python
-    model, go to the driver as they come."""
+    """Routes streamed requests; everything is called on the loop's thread. Requests that are charged to no
+    client, such as those of a Python model, go to the driver on arrival."""
 
     def __init__(
         self, model: str, driver: Driver, places: int, loop: asyncio.AbstractEventLoop, *, eager: bool
@@ -73,12 +73,12 @@ class StreamRoute:
             self._driver.cancel(work)
 
     def stop(self, error: CarpoolError, *, until_placed: bool = False) -> None:
-        """All who wait here are told. The driver says no to those who come."""
+        """Rejects all requests that wait here. The driver rejects new ones."""
         for job in self.law.everybody_held():
             self._done(cast(Work, job), Outcome(error=error))
 
     async def drained(self, timeout: float | None) -> None:
-        """Wait until nobody waits here, but no longer than that."""
+        """Waits until no request waits here, but no longer than `timeout`."""
         until = INFINITY if timeout is None else monotonic() + timeout
         while self.law.held and monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -100,7 +100,7 @@ class StreamRoute:
             self._look_at_time(now)
 
     def _look_at_time(self, now: float) -> None:
-        """Whoever waits here for longer than it may is passed on: the driver says why it is given up."""
+        """Passes on each request that has waited here for too long: the driver says why it is given up."""
         expires = self._driver.scheduler.policy.expires
         held = [cast(Work, job) for job in self.law.everybody_held()]
         late = [work for work in held if expires(work) <= now]

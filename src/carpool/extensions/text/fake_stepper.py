@@ -35,7 +35,7 @@ def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, 
 
 
 class FakeStepper:
-    """Writes digits that tell one picture from another, some longer and some shorter, after as long as its
+    """Writes digits that differ from picture to picture, some longer and some shorter, after as long as its
     curves say."""
 
     longest = 64

@@ -13,7 +13,7 @@ LENGTH_MEMORY: Final = 1024.0
 """What is guessed of the lengths of answers weighs as much as four answers. When so many were seen that
 were so long, half of them are forgotten."""
 
-_EXACT = 16  # ages up to here are told apart, later ones by an eighth of their number
+_EXACT = 16  # ages up to here are distinguished, later ones by an eighth of their number
 _FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps
 _LOOK_AFTER = 16  # answers that ended: then the table is made again
 
@@ -107,7 +107,7 @@ class Departures:
         self._made = -1
 
     def steps_until(self, places: int, step: int, held: Sequence[TextJob | None], slots: int) -> float:
-        """Steps until so many have left, counted from `step`, if nobody takes a slot meanwhile."""
+        """Returns the steps from `step` until so many answers have ended, if no slot is taken meanwhile."""
         if self._made != step // _FORECAST_STEPS:
             self._made = step // _FORECAST_STEPS
             self._forecast = self._foresee([(job.tokens, job.limit) for job in held if job is not None])

@@ -48,8 +48,7 @@ class RunnerText(EngineSocket):
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def abort(self) -> None:
-        """Aborts from another thread. Nothing is written to anybody's memory: there is nothing to wait
-        for."""
+        """Aborts from another thread. Nothing writes to requests' memory: there is nothing to wait for."""
         self._instance.abort()
         self._loop.close()
 

@@ -15,7 +15,7 @@ class GenerateSettings:
     """Describes a model that writes its answer token by token, many answers at once, each in a slot of its
     own."""
 
-    family: str | None = key(None, "line_reader", "trocr")  # None: told from the files
+    family: str | None = key(None, "line_reader", "trocr")  # None: recognised from the files
     max_tokens: int = key(128, within=(1, MAX_TOKENS))  # of an answer; a request may ask for fewer
     slots: int | None = key(None, within=(1, MAX_SLOTS))  # answers at once; None: what the promise allows
 

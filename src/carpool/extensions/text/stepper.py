@@ -70,8 +70,8 @@ class Decoder(_OnDevice, Protocol):
     overlaps: bool  # `launch` returns while the device works
 
     def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
-        """A new answer begins in each of these slots. Whoever had the slot is gone without a trace. What was
-        encoded on another device is copied here. It may still be on its way."""
+        """Begins a new answer in each of these slots. Nothing remains of the answer that had the slot before.
+        What was encoded on another device is copied here. It may still be on its way."""
 
     def launch(self, width: int) -> None:
         """Launches a step of slots 0 to `width` - 1, behind everything that was asked before."""
@@ -81,8 +81,8 @@ class Decoder(_OnDevice, Protocol):
         slots, int64 [width]; those of free slots mean nothing."""
 
     def forget(self) -> None:
-        """Waits until everything that was asked of the device is done. Nobody asks for the tokens of steps
-        that were launched."""
+        """Waits until everything that was asked of the device is done, and discards the tokens of steps that
+        were launched."""
 
     def step(self, width: int) -> Array:
         """Does both. Takes s(width)."""

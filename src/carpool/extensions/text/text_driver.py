@@ -1,7 +1,7 @@
-"""The riders of a model that writes: each goes to an instance, and is told once how it ended.
+"""Routes the requests of a model that writes: each goes to an instance, and is answered exactly once.
 
-The gate stands at the instances, whose schedulers know what their slots are at (text_loop.py). Here is what
-is left: who rides where, the way of the pieces to who waits for them, and what happens when an instance dies.
+The gate is at the instances, whose schedulers know the state of their slots (text_loop.py). Here is the rest:
+which instance has which request, how pieces of text reach clients, and what happens when an instance dies.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MAX_TOKENS = "max_tokens"
 
 
 class Writes(Protocol):
-    """An instance, as the driver sees it. Of the loop's thread. What comes of an answer is told to the driver
-    (`heard`), and so is the end of the instance (`lost`)."""
+    """Defines an instance as the driver sees it, on the loop's thread. It reports the events of its answers
+    to the driver (`heard`), and its own end (`lost`)."""
 
     alive: bool
 
@@ -106,7 +106,7 @@ class LocalText:
         try:
             self._on_loop(what, self, events)
         except RuntimeError:
-            """The loop is closed: nobody waits any more."""
+            """The loop is closed: no request waits any more."""
 
 
 class TextObserver(Protocol):
@@ -147,7 +147,7 @@ class TextDriver:
         loop: asyncio.AbstractEventLoop,
         timeout: float | None = None,
     ) -> None:
-        """After `timeout` seconds without a word an instance with riders is taken to hang."""
+        """An instance with requests that reports nothing for `timeout` seconds is taken to hang."""
         self._model = model
         self._most = most_tokens
         self._watcher = watcher
@@ -203,7 +203,8 @@ class TextDriver:
         return self.idle
 
     def lost(self, writer: Writes) -> None:
-        """It died, or was closed. Each rider hears so once; who comes next goes elsewhere, or is refused."""
+        """Notes that an instance died or was closed. Each of its requests fails once; later requests go to
+        another instance, or are rejected."""
         self._drop(writer, ModelError(f"{self._model}: the instance that wrote it died", reason="model-died"))
         index = next((index for index, placed in self._writers.items() if placed is writer), None)
         if index is not None:
@@ -216,12 +217,12 @@ class TextDriver:
             self._end(ride, Outcome(error=error))
 
     def _look(self) -> None:
-        """Looks for instances that say nothing although they have riders."""
+        """Looks for instances that report nothing although they have requests."""
         assert self._timeout is not None
         self._looking = self._loop.call_later(_LOOK_S, self._look)
         now = monotonic()
         busy = {ride.writer for ride in self._rides.values()}
-        # Of several decoders one may hang while the others go on: nobody has heard from it who has begun.
+        # Of several decoders one may hang while the others go on: its answers that have begun get no tokens.
         waits = {
             ride.writer for ride in self._rides.values() if ride.tokens and ride.last < now - self._timeout
         }
@@ -237,7 +238,7 @@ class TextDriver:
                 writer.close()
                 self._watcher.writer_lost(index, "it did not answer within its time limit")
 
-    # ---- riders -----------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------
 
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
@@ -390,7 +391,7 @@ class TextDriver:
             self._idle_waiters.clear()
 
     def close(self) -> list[Writes]:
-        """Stop for good: who still waits is told. Returns the instances, which end by themselves."""
+        """Stops for good: requests that still wait fail. Returns the instances, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         if self._looking is not None:
             self._looking.cancel()

@@ -1,4 +1,4 @@
-"""What text_scheduler.py is told and what it answers: answers to be written, and the work that this is."""
+"""Defines the inputs and results of text_scheduler.py: answers to be written, and the work they take."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TextPromise:
 
 
 class TextJob:
-    """Represents one answer to be written. Whoever offers it may leave something in `payload`."""
+    """Represents one answer to be written. The caller that offers it may store a value in `payload`."""
 
     __slots__ = (
         *("arrived", "deadline", "decoder", "first_at", "first_due", "limit", "payload", "slot"),
@@ -109,7 +109,7 @@ class Encode(NamedTuple):
 
 
 class DecodeStep(NamedTuple):
-    """One token for each of these: slots 0 to `width` - 1 are run, whether somebody has them or not."""
+    """Describes a step, one token for each of `jobs`: slots 0 to `width` - 1 are run, used or free."""
 
     jobs: tuple[TextJob, ...]
     width: int

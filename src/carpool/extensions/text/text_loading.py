@@ -171,7 +171,7 @@ class TextLoading:
 
 
 def measure(run: Callable[[], object], size: int, now: Callable[[], float] = monotonic) -> Point:
-    """Returns the median of some runs, after one that nobody counts."""
+    """Returns the median of some runs, after one that is not counted."""
     run()
     times: list[float] = []
     began = now()

@@ -1,19 +1,19 @@
 """Runs one instance of a model that writes: a thread that encodes and steps as text_scheduler.py says, or,
 where its encoders and decoders are apart, one thread for each of them.
 
-The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
-held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
-the lock asks the scheduler, for all threads: what it says is put where each finds its own. What a thread does
-with its device it does alone. Pictures were copied when they came (`Encoder.read`), so that nobody's memory
-is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
+The scheduler is shared between these threads and the callers that submit and cancel, under one lock, which is
+never held while a device works: a request is accepted or rejected at once, whatever the devices do. The
+thread with the lock asks the scheduler for all threads, and stores each thread's work where it finds it. What
+a thread does with its device it does alone. Pictures are copied on arrival (`Encoder.read`), so that no
+request's memory is read later. A cancelled request is gone at once; its slot is freed at the next boundary.
 
-Where a device can be asked for the next thing before anybody knows what the last one says, it is: behind a
-step that runs, the next one is launched, and encodings between the two (`TextScheduler.follow`). What Python
-does for one step is so hidden behind the next.
+Where a device can get its next work before the result of the last is known, it does: behind a step that runs,
+the next one is launched, and encodings between the two (`TextScheduler.follow`). The time that Python needs
+for one step is so hidden behind the next.
 
-What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
-encoded; only then is it in a step of its decoder, whose thread takes it from there. The lock is between the
-two, so that neither ever sees half of it.
+What an encoder apart makes of a picture is stored with its request before the scheduler is notified that it
+is encoded; only then is it in a step of its decoder, whose thread takes it from there. The lock is between
+the two, so that neither ever sees half of it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TextLoop:
         # One thread for each, encoders first; where they are not apart, one that does both.
         self.threads = len(instance.parts)
         self._todo: list[Encode | DecodeStep | None] = [None] * self.threads
-        # Each is its thread's: steps that were launched, the first first; when a device last told something.
+        # Each is its thread's: steps that were launched, the first first; when a device last had a result.
         self._flights: list[deque[_Flight]] = [deque() for _ in range(self.threads)]
         self._heard = [0.0] * self.threads
         # What was encoded by the device that steps, since its last step was launched, and when that began.
@@ -126,12 +126,12 @@ class TextLoop:
             refusal = self._scheduler.offer(job, self._now())
             if refusal is None:
                 self._open[number] = job
-                self._changed.notify()  # whoever it is asks for all
+                self._changed.notify()  # any thread that wakes asks the scheduler for all
                 return None
         return turned_away(self._model, Job(job.arrived, job.first_due), refusal, fixed=False)
 
     def cancel(self, number: int) -> None:
-        """Nothing is told of it any more."""
+        """Cancels an answer: no more events of it are reported."""
         with self._changed:
             job = self._open.pop(number, None)
             if job is not None:
@@ -139,7 +139,7 @@ class TextLoop:
                 self._changed.notify()
 
     def close(self) -> None:
-        """It ends after what it is at. Who is left is told so."""
+        """Ends the threads after their current work. Requests that are left fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -154,7 +154,7 @@ class TextLoop:
             _log.exception("writer-failed", model=self._model)
             self._die(ModelError(f"{self._model}: {type(error).__name__}: {error}"))
         if self._flights[thread]:
-            with suppress(Exception):  # nobody hears of it: it is over
+            with suppress(Exception):  # it is over: an error has no consequence
                 self._instance.decoders[self._flights[thread][0].work.decoder].forget()
         with self._changed:
             self._left -= 1
@@ -184,7 +184,7 @@ class TextLoop:
                 if self._told == self._full:
                     self._changed.wait(None if again is None else max(0.0, again - now))
                     return True
-                events.append(self._worked(0, 0, 0.0))  # somebody left, and no work follows that would say so
+                events.append(self._worked(0, 0, 0.0))  # a request left, and no work follows that reports it
         if events:
             self._tell(events)
         if isinstance(work, Encode):
@@ -296,7 +296,7 @@ class TextLoop:
                 return
 
     def _land(self, thread: int) -> None:
-        """Waits for the first step that was launched, and tells what it says."""
+        """Waits for the first step that was launched, and reports its tokens."""
         if not self._flights[thread]:
             return  # it failed
         flight = self._flights[thread].popleft()
@@ -393,8 +393,8 @@ class TextLoop:
         return ModelError(f"{self._model}: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
 
     def _failed(self, error: CarpoolError, decoder: int, thread: int) -> None:
-        """A step belongs to everybody in a slot of this decoder: nobody can tell what is in its caches now.
-        Who waits goes on waiting, unless it happens again and again."""
+        """Fails all answers in slots of this decoder, since a failed step leaves its caches undefined.
+        Waiting requests go on waiting, unless it happens again and again."""
         self._flights[thread].clear()
         self._encodings = []
         with suppress(Exception):  # what it says of itself next is heard at the next step

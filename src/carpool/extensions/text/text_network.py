@@ -60,7 +60,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class TextNetwork:
-    """A model as its files have it, on the CPU; `encoder` moves to where it is told to."""
+    """Holds a model as its files have it, on the CPU; `encoder` moves it to a given device and data type."""
 
     pictures: Pictures
     encoder: Callable[[torch.device, torch.dtype], Encode]

@@ -1,19 +1,19 @@
 """Implements the second kind of scheduler: for models that write an answer token by token.
 
 An encoder turns pictures into rows, and a decoder gives each answer that is being written one token per step.
-An answer has a slot of a decoder's caches from its encoding to its last token; who ends leaves his slot to
-the next in line at the next boundary between two steps, and nobody waits for the slowest of a batch.
+An answer has a slot of a decoder's caches from its encoding to its last token; when it ends, the next waiting
+request gets the slot at the next boundary between two steps, and none waits for the slowest of a batch.
 
 One device does both, and then each encoding interrupts the steps: when it pays is the question here. Or there
-are pools, encoders and decoders apart: encoders take whoever waits as soon as there are slots, and a slot of
-any decoder will do.
+are pools, encoders and decoders apart: encoders take waiting requests as soon as there are slots, and a slot
+of any decoder will do.
 
-Nobody is preempted, and caches are not paged. A slot holds the longest answer that is allowed, so memory
+No answer is preempted, and caches are not paged. A slot holds the longest answer that is allowed, so memory
 cannot run out midway and there is nothing to take back; what paging would save is small where an answer is a
 line or a page of text: the caches of a small reader are about a megabyte a slot. Preemption would make two
-answers late instead of one: the gate says no before anything was encoded.
+answers late instead of one: the gate rejects a request before anything is encoded.
 
-As in scheduler.py: it is told what happened and when, and answers with values.
+As in scheduler.py, the caller passes events and the time, and results are values.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ class TextScheduler:
         return Boundary(done, given_up)
 
     def follow(self, work: DecodeStep, now: float) -> StepDecision:
-        """Returns what may be launched behind a step before anybody knows what it says: a device that waits
-        for that stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more.
-        After an encoding, which counts as done (`encoded`) when it was launched, it may be asked again."""
+        """Returns what may be launched behind a step before its tokens are known: a device that waited for
+        them would be idle meanwhile. An answer that ended with it keeps its slot for one step more. After an
+        encoding, which counts as done (`encoded`) when it was launched, this may be called again."""
         ends = max(now, work.started + self.step_takes(work.width))
         self._note(work, ends)
         decision = StepDecision()
@@ -186,7 +186,7 @@ class TextScheduler:
         return decision
 
     def took(self, work: Encode, seconds: float, now: float) -> None:
-        """Reports what an encoding took, if that was not known when it was told of."""
+        """Notes the seconds that an encoding took, if they were not known when it was reported."""
         self.encoder.ended(work.encoder, len(work.jobs), seconds, now)
 
     def step_takes(self, width: int) -> float:
@@ -301,9 +301,9 @@ class TextScheduler:
         return not (self.used or self.waiting)
 
     def _is_probe(self, job: TextJob, now: float) -> bool:
-        """A model that has not run for a whole promise lets one through, whatever it believes of itself: it
-        would refuse everybody for ever else, and never learn that it is fast again. Only one with the whole
-        promise ahead: a client's own short deadline proves nothing."""
+        """Returns whether this request is accepted as a probe. A model that has not run for a whole SLO
+        accepts one, whatever its forecast: else it could reject all requests for ever, and never learn that
+        it is fast again. The probe has the whole SLO ahead: a client's own short deadline proves nothing."""
         whole = job.first_due - job.arrived >= 0.99 * self.settings.ttft and job.first_due > now
         return self._is_idle and whole and now - self._last_ran >= self.settings.ttft
 
@@ -488,7 +488,7 @@ class TextScheduler:
         return max(0.0, ends - now)
 
     def _until_left(self, places: int) -> float:
-        """Seconds of steps until so many slots were free, if nobody took one meanwhile."""
+        """Returns the seconds of steps until so many slots are free, if none is taken meanwhile."""
         places -= self._free_slots()
         if places <= 0:
             return 0.0

@@ -4,10 +4,10 @@ position.
 The caches [layer, slot, head, position, …] and all else that a step reads lie in the same place always, so
 that a step is one CUDA graph for each width. What a slot may attend to is said by its own row of a tensor:
 answers of any age stand side by side. Attention is computed row by row of the batch, and a new answer finds
-its slot zeroed, so that whatever is left in a slot (even NaN, which no mask would stop) reaches nobody.
+its slot zeroed, so that what is left in a slot (even NaN, which no mask would stop) reaches no other answer.
 
-Taking answers in is one graph for each number of them, too. There is one slot more than anybody has: those
-that such a graph has room for and nobody is, go there.
+Admitting answers is one graph for each number of them, too. There is one slot more than answers use: the
+unused places of such a graph go there.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class TorchDecoder:
         self._tokens = device.zeros((slots + 1,), torch.int64)
         self._at = device.zeros((slots + 1,), torch.int64)  # the position at which each slot writes next
         self._ended = device.zeros((slots + 1,), torch.bool)
-        # Added to how well the encoder's rows fit: nothing, or so much that they are not seen. Nobody's slot
-        # sees its first row of zeros, so that no row is empty.
+        # Added to the attention scores of the encoder's rows: 0, or -inf for rows that are not seen. An
+        # unused slot sees its first row of zeros, so that no row is empty.
         self._seen = device.zeros((slots + 1, memory), kind)
         self._seen[:, 1:] = -torch.inf
         self._order = torch.arange(longest, device=device.place)
@@ -156,7 +156,7 @@ class TorchDecoder:
         self._taken = self._staged
 
     def forget(self) -> None:
-        """The steps that were launched: nobody asks what they said."""
+        """Discards the tokens of the steps that were launched."""
         self._free += self._launched
         self._launched.clear()
         self.settle()
@@ -216,7 +216,7 @@ class TorchDecoder:
         self._ended[rows] |= likely == form.end
         likely = torch.where(self._ended[rows], form.end, likely)
         self._tokens[rows] = likely
-        self._at[rows] = (at + 1).clamp(max=self.longest - 1)  # slots that nobody has are stepped for ever
+        self._at[rows] = (at + 1).clamp(max=self.longest - 1)  # unused slots are stepped for ever
         return likely
 
     def _own(self, x: torch.Tensor, layer: int, rows: slice, written: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class TorchStepper:
     """The whole of a model, or its encoder, or its decoder: then nothing of the other is loaded.
 
     What an encoder apart hands over is read by another thread, on another stream. It is done by then
-    (`encode` waits), and is kept until the step behind its copy has ended: memory that nobody holds goes to
+    (`encode` waits), and is kept until the step behind its copy has ended: memory without a reference goes to
     the next batch, whatever another stream still reads there.
     """
 

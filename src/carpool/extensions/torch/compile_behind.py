@@ -98,7 +98,7 @@ class CompileBehind:
 
     async def _ended(self, compilers: Sequence[asyncio.Future[None]]) -> None:
         await asyncio.gather(*compilers, return_exceptions=True)
-        for size in self._todo:  # nobody could compile them apart: the runner does
+        for size in self._todo:  # no compiler process could compile them: the runner does
             self._compiled.put_nowait(size)
         self._todo = []
         self._compiled.put_nowait(None)

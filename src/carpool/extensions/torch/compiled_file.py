@@ -6,7 +6,7 @@ use.
 A file is used where its key says that it was made of the same weights and code, with the same settings, for
 the same torch, CUDA and chip. Any other is named in the log and ignored, and so is one that is damaged.
 Artifacts are code: a file beside a model is opened only where the model's own code is run from there, and one
-in the cache folder only if nobody else could have written it."""
+in the cache folder only if no other user could have written it."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ class CompilerProcess:
             self._answer(message)
 
     def _answer(self, message: Message) -> None:
-        """Here and now: nobody else is waiting, and who started us ends us with a signal."""
+        """Answers in this thread: nothing else is waiting, and the parent ends this process by a signal."""
         try:
             opening: Opening = from_file(Opening, message.files[0])
             word = "answer"
             document = self._compile(opening, message) if message.word == "compile" else self._save(opening)
         except CarpoolError as error:
             word, document = "failure", _failure(error)
-        except BaseException as error:  # a model's code may raise anything, and somebody waits
+        except BaseException as error:  # a model's code may raise anything, and the caller waits
             _log.exception("compile-failed")
             word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
         with as_file(document) as file:

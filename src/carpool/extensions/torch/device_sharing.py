@@ -14,8 +14,8 @@ class GpuTurns:
     """Batches run side by side on one GPU; a capture has it alone, for some milliseconds.
 
     While a graph is captured, other threads may not do what a capture forbids (allocate, wait for the whole
-    device), and what decoders do inside is not ours to know. So every instance holds its own lock for each
-    batch, which nobody contends, and whoever captures takes them all.
+    device), and what decoders do inside is not known here. So every instance holds its own lock for each
+    batch, which is uncontended, and a thread that captures takes all of them.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Order:
     def launch(self, stream: Any, end: Any, compute: Callable[[], object]) -> None:
         """`compute` only launches. `end` is this stream's own event, and is used for each of its batches. Who
         waits for an event waits for what was recorded until then, not for more; no thread waits."""
-        with self._lock:  # somebody in between would wait for a mark that is not made yet
+        with self._lock:  # another thread in between would wait for an event that is not recorded yet
             if self._last is not None and self._last is not end:
                 stream.wait_event(self._last)
             compute()

@@ -50,7 +50,7 @@ class Wire:
         loop.add_reader(sock.fileno(), self._read)
 
     def send(self, data: bytes) -> None:
-        """Nothing after it is gone: whoever sends is told of that by `gone`."""
+        """Sends data, or drops it when the other side has ended: the caller learns of that by `gone`."""
         if not self._open or self._unsent:
             self._unsent += data
             return
@@ -78,7 +78,7 @@ class Wire:
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it is gone, which reading tells too
+            return len(data)  # the other side has ended, which reading reports too
 
     def _read(self) -> None:
         try:
@@ -281,7 +281,7 @@ class HostedInstance(InRunner):
         _, _, images, short, flags, seconds, input_s, infer_s, output_s = fields
         works, self._works = self._works, None
         if works is None:
-            return  # it was aborted, and its riders were told
+            return  # the batch was aborted, and its requests were answered
         self.alive = bool(int(flags) & records.ALIVE)
         outcomes: list[Outcome] = []
         for work, (status, form, said) in zip(works, read_endings(payload, len(works)), strict=True):
@@ -299,7 +299,7 @@ class HostedInstance(InRunner):
     # ---- the end ----------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Its riders' memory is held until the runner says that nothing more is written there."""
+        """Aborts the batch. Its requests' memory is held until the runner reports that it writes no more."""
         self._unsettled, self._works = self._works or (), None
         super().abort()
 

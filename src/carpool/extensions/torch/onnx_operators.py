@@ -811,4 +811,4 @@ MADE_AT_PLACE: dict[str, Operator] = {
     "Range": _counted,
     "DequantizeLinear": _dequantise,
 }
-"""These make floats of the network's own precision, or tensors on its device: they are told both."""
+"""These make floats of the network's own precision, or tensors on its device: they get both as `place`."""

@@ -1,8 +1,8 @@
 """Keeps pictures on their device between the steps of a pipeline, within a budget.
 
-Each is kept under the token of its lease (memory/picture_leases.py says how that begins and ends). Nobody
-says here that one can go: whoever needs room looks which leases still stand, and so does somebody else once
-a second. With the memory of a front end that is gone, all of its pictures go.
+Each is kept under the token of its lease (memory/picture_leases.py says how that begins and ends). No call
+releases a single picture: a thread that needs room checks which leases still stand, and so does another one
+every second. With the memory of a front end that is gone, all of its pictures go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Kept(NamedTuple):
 
 
 class PictureSlots:
-    """Keeps pictures for all threads. A picture that somebody has found stays for as long as he refers to it,
+    """Keeps pictures for all threads. A picture that a thread has found stays while the thread refers to it,
     whatever becomes of its lease: then its memory is counted no more, for the time of a batch.
 
     Pictures that were decoded together share a block of memory, which goes with the last of them: it is
@@ -58,7 +58,7 @@ class PictureSlots:
                 self._leave(kept)
 
     def keep(self, arena: int, lease: LeaseSeen, pixels: Any) -> bool:
-        """Keeps a picture; False where there is no room, or nobody who wants it any more."""
+        """Keeps a picture; False where there is no room, or it is not needed any more."""
         device = str(pixels.device)
         memory = pixels.untyped_storage()
         block = (device, memory.data_ptr())

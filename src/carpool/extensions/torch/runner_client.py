@@ -149,7 +149,7 @@ class Runner:
         self._asks[number] = (answer, tell)
         with as_file(document) as file:
             self._say(word, [file], ask=number, **fields)
-        return await answer  # also when it died: whoever watches it says so
+        return await answer  # also when it died: its watcher sets the error
 
     # ---- the zygote, and what is forked from it ---------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Runner:
             (file,) = message.files
             answer, _ = self._asks.pop(body["ask"])
             if answer.done():
-                os.close(file)  # nobody waits any more: the engine is stopping
+                os.close(file)  # no caller waits any more: the engine is stopping
             elif message.word == "answer":
                 answer.set_result(file)
             else:
@@ -311,7 +311,7 @@ class Runner:
             self._child.kill()
 
     async def close(self) -> None:
-        """No model is left, or nobody waits for those that are."""
+        """Stops the runner: no model is left, or no request waits for the remaining ones."""
         self._closed = True
         if self._beats is not None:
             self._beats.stop()
@@ -372,7 +372,7 @@ class Compiler:
         return await self._ask(SavedArtifacts, "save")
 
     async def _ask(self, kind: type[T], word: str, **fields: int) -> T:
-        """Raises ModelError, also for one that died: whoever asks does without."""
+        """Asks the compiler. Raises ModelError, also for one that died: the caller continues without it."""
         if self._watch.done():
             raise ModelError("the process that compiles has died", reason="model-died")
         self._answer = asyncio.get_running_loop().create_future()

@@ -85,7 +85,7 @@ class MappedArena:
         self._kept: dict[tuple[int, int], RequestInMemory] = {}
 
     def find(self, number: int, template: ServedTemplate, offset: int, view: View) -> RequestInMemory:
-        """`number` is the template's, never another's: nobody finds what a forgotten one has left.
+        """Returns a request. `number` is unique to the template: entries of a forgotten one are never found.
 
         Raises `CarpoolError` for bytes that are no tensor of that type, ValueError for a file that cannot
         be as long as it says.
@@ -417,7 +417,7 @@ class RunnerInstance(EngineSocket):
             try:
                 return self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                """Not yet. The call gave up the interpreter, so that nobody waits for who spins."""
+                """Nothing has arrived yet. The call released the interpreter: other threads need not wait."""
         return super()._next()
 
     def _obeys(self, kind: int, _number: int, payload: bytes) -> bool:

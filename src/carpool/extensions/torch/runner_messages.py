@@ -100,4 +100,4 @@ class Settles(Protocol):
     number: int
 
     def settled(self) -> None:
-        """Nothing more is written to its riders' memory."""
+        """Notes that nothing more is written to the memory of the batch's requests."""

@@ -1,8 +1,8 @@
 """Implements the runner: a fork of the zygote, or
 `python -m carpool.extensions.torch.runner_process [MODULE …] CONTROL_FD`.
 
-It is told everything over its control socket, loads in threads of its own, and lives no longer than the
-engine. `… runner_process zygote CONTROL_FD` is the zygote: see `zygote.py`.
+It gets all orders over its control socket, loads in threads of its own, and lives no longer than the engine.
+`… runner_process zygote CONTROL_FD` is the zygote: see `zygote.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from carpool.process.shared_settings import apply_log_settings
 from carpool.vision.plans.settings import write as write_vision
 
 _log = logger("runner")
-_QUIET_S = 0.5  # without anybody who waits for an instance
+_QUIET_S = 0.5  # in which no instance is being opened
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
 _PICTURES_S = 1.0
 _COMPILING_SWITCH_S = 1e-5
@@ -81,9 +81,9 @@ class _Job(NamedTuple):
 
 
 class Later:
-    """One at a time, in a thread of its own, and only while nobody waits for an instance to be opened: a
-    model that does not answer at all comes before one that answers slowly. What makes an instance whole comes
-    after what makes another one nearly as fast in far less time."""
+    """Runs jobs one at a time, in a thread of its own, and only while no instance is being opened: a model
+    that does not answer at all comes before one that answers slowly. What makes an instance whole comes after
+    what makes another one nearly as fast in far less time."""
 
     def __init__(self) -> None:
         self._soon: deque[_Job] = deque()
@@ -218,7 +218,8 @@ class RunnerProcess:
     # ---- loading, in threads ----------------------------------------------------------------------------
 
     def _work(self, message: Message, kind: type[T], what: Work[T], *, opens: bool = True) -> None:
-        """`opens`: somebody waits for an instance, and what only makes others faster waits for that."""
+        """Answers in a thread of its own. `opens`: it opens an instance, and what only makes others faster
+        waits for that."""
         arguments = (message, kind, what, opens)
         threading.Thread(target=self._answer, args=arguments, name="loader", daemon=True).start()
 
@@ -233,7 +234,7 @@ class RunnerProcess:
                 word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
             except CarpoolError as error:
                 word, document = "failure", _failure(error)
-            except BaseException as error:  # a model's code may raise anything, and somebody waits
+            except BaseException as error:  # a model's code may raise anything, and the engine waits
                 _log.exception("load-failed")
                 word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
             self._loop.call_soon_threadsafe(self._reply, word, ask, document)
@@ -412,7 +413,7 @@ class Pauses:
 
 
 class _Collections:
-    """Logs how long the collector of cycles kept everybody from the interpreter, where it took long."""
+    """Logs how long the garbage collector kept all threads from the interpreter, where it took long."""
 
     def __init__(self) -> None:
         self.long: list[dict[str, float]] = []
@@ -444,8 +445,8 @@ def imports_in_pieces(busy: Callable[[], bool]) -> Iterator[Pauses]:
 
 
 def import_compiler(pauses: Pauses, names: Sequence[str] = COMPILER_MODULES) -> None:
-    """Once, and apart from compiling: the log tells which of the two delayed batches. Half of the time is in
-    modules that work for 25 to 250 ms each, so that pauses between them are not enough."""
+    """Imports the compiler once, apart from compiling: the log shows which of the two delayed batches. Half
+    of the time is in modules that work for 25 to 250 ms each, so that pauses between them are not enough."""
     missing = [name for name in names if name not in sys.modules]
     if not missing:
         return
@@ -499,7 +500,7 @@ async def _live(names: Sequence[str], control: Control, stream: int) -> int:
 def live_as_runner(fd: int, names: Sequence[str] = ()) -> NoReturn:
     switch_often()
     os.environ.setdefault("TORCH_WARM_POOL", "0")  # others compile, and this one takes it from their cache
-    # Threads that want the interpreter wait with a timer, which is late by 50 µs unless the kernel is told.
+    # Threads that want the interpreter wait with a timer; its slack is 50 µs unless the process sets less.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)
     live_as_child("runner", fd, partial(_live, names))
 

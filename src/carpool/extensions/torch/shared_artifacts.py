@@ -3,7 +3,7 @@
 Artifacts are code, and a client that can write to that place is not for that reason trusted with code. So a
 file there begins with a digest that only holders of the servers' secret can make. The digest is checked
 before anything else is read, and only for models whose own code is run. What was checked is copied into the
-cache folder, where nobody else can write, and is found there like any other file (`compiled_file.py`)."""
+cache folder, where no other user can write, and is found there like any other file (`compiled_file.py`)."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Device:
         return _Passed()
 
     def turn(self) -> threading.Lock:
-        """Returns a lock that is held while a batch runs, so that nobody captures beside it."""
+        """Returns a lock that is held while a batch runs, so that no thread captures beside it."""
         return self._turn
 
     def look_for_kernels(self, look: bool) -> None:
@@ -208,7 +208,7 @@ class Device:
         return 0
 
     def free(self) -> int:
-        """Returns bytes of the device that nobody holds."""
+        """Returns the bytes of the device that are free."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def limit(self, most: int) -> None:
@@ -315,7 +315,7 @@ class CudaDevice(Device):
 
     def _end_capture(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """Where the driver reports that the capture was spoilt, torch leaves its allocators recording to the
-        pool, and every later capture into that pool fails. So the device's allocator is told to end, the
+        pool, and every later capture into that pool fails. So the device's allocator stops recording, the
         next capture has a pool of its own, and the graph, which the host's allocator still asks, is kept."""
         try:
             graph.capture_end()
@@ -329,7 +329,7 @@ class CudaDevice(Device):
             raise
 
     def launch(self, program: Program, images: int) -> None:
-        """What is not captured runs code of the model, which nobody else may have to wait for."""
+        """Launches a program. One that is not captured runs the model's code, which must not delay others."""
         if images < _FILLS_DEVICE or not isinstance(program, Captured):
             program.replay()
         else:
@@ -341,7 +341,7 @@ class CudaDevice(Device):
         done.synchronize()
 
     def look_for_kernels(self, look: bool) -> None:
-        torch.backends.cudnn.benchmark = look  # shapes never change, so that it pays where nobody waits
+        torch.backends.cudnn.benchmark = look  # shapes never change, so that it pays where no request waits
 
     @contextmanager
     def beside(self) -> Iterator[None]:

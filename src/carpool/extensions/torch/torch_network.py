@@ -1,5 +1,5 @@
-"""Describes a network and its tensors: which is which, how they are converted on the way, what clients are
-told."""
+"""Describes a network and its tensors: which is which, how they are converted on the way, and their
+signature."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class AdaptedNetwork(torch.nn.Module):
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = flatten(self._feed(*given))
-        if not self._places:  # the first answer tells; compilers come later
+        if not self._places:  # the first answer shows them; compilers come later
             self._places = places_of(self._model, self._names, [key for key, _ in found])
         return tuple(
             self._answered(found[place][1], config)
@@ -229,9 +229,9 @@ def _values(image: ImageSettings, tensor: TensorConfig, place: torch.device) -> 
     return values
 
 
-# ---- what clients are told about its tensors: from an exported file, or by running it once
+# ---- the signature that clients get: from an exported file, or by running the network once
 
-_TRIED = 2  # images of the trial, so that the batch can be told from other dimensions
+_TRIED = 2  # images of the trial, so that the batch is distinguished from other dimensions
 _CHANNELS = 3
 
 
@@ -257,7 +257,7 @@ def is_exported(config: ModelConfig, file: Path) -> bool:
 
 
 def assumed(config: ModelConfig, file: Path) -> ModelConfig:
-    """Networks take floats: pixels that nobody says anything about run from 0 to 1, as everywhere."""
+    """Completes the settings: networks take floats, and pixels without declared values run from 0 to 1."""
     image = config.image
     if config.inputs or image is None or is_exported(config, file) or assumed_input(config) is None:
         return config
@@ -280,7 +280,7 @@ def _exported(config: ModelConfig, exported: Any) -> ModelSignature:
     answered = next(node for node in exported.graph.nodes if node.op == "output").args[0]
     count = len(exported.graph_signature.user_outputs)
     values = [node.meta["val"] for node in list(answered)[-count:] if isinstance(node, torch.fx.Node)]
-    # The keys of a dict; nodes of the graph have names too, but they say nothing to anybody.
+    # The keys of a dict; nodes of the graph have names too, but those mean nothing to clients.
     spec = exported.call_spec.out_spec
     keys = spec.context if spec.type is dict else ()
     if len(keys) != len(values) or not all(isinstance(key, str) for key in keys):

@@ -39,7 +39,7 @@ from carpool.types import Array
 
 ONNX = ".onnx"
 _QUIET = 4
-_SIDE = 224  # of pictures, where nobody says
+_SIDE = 224  # of pictures, where no size is declared
 _CLOSE = 1e-3  # of the size of an output; of whole numbers: where two are nearly equal, either may win
 _MOST_SIZES = 64  # whole numbers in a row that may be sizes
 _OWN = ("", "ai.onnx")
@@ -246,7 +246,7 @@ def _compare(config: ModelConfig, session: Any, network: OnnxNetwork) -> None:
         given[node.name] = random.random(dims, np.float32).astype(datatype)
     try:
         right = session.run(None, given)
-    except Exception as error:  # sizes that nobody told may not fit
+    except Exception as error:  # sizes that are not declared may not fit
         _log.warning("%s: its answers were not compared with onnxruntime's: %s", config.name, error)
         return
     with torch.inference_mode(), warnings.catch_warnings(action="ignore"):

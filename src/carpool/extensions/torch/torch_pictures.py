@@ -39,7 +39,7 @@ _MOST_COMPONENTS = 4
 _DESTINATION = 2 * _MOST_COMPONENTS  # numbers for one picture: where its planes go, bytes in a line of each
 _OK = 0
 _CANNOT = {1: "is not set up", 5: "got no memory", 7: "has no engine here", 9: "has no such way here"}
-"""Of its answers those that are nobody's file's fault; the others are about what it was given."""
+"""The status codes that no file causes; the others are about the file that it was given."""
 
 
 class NoDecoder(Exception):
@@ -73,8 +73,8 @@ def declared(library: Any) -> Any:
 class Nvjpeg:
     """Decodes batches, for one thread at a time. What it cannot read raises RuntimeError for the batch."""
 
-    # Seen on an H200: of several threads that begin at once, beside graphs that run, some are told that there
-    # is no memory, while nearly all of it is free. Whoever is told so has to decode in another way.
+    # Observed on an H200: of several threads that begin at once, beside graphs that run, some get the error
+    # that there is no memory, while nearly all of it is free. Such a thread has to decode in another way.
 
     def __init__(self, library: Any, device: torch.device) -> None:
         self._library = library
@@ -320,7 +320,7 @@ def _torchvision(device: torch.device) -> DecodeAll:
 
 _MOST_CANDIDATES = 1024  # the best ones of each picture: every pair of them is compared
 _TOGETHER = 8  # pictures: bounds the memory for the pairs
-_ROUNDS = 16  # even; boxes in chains that are longer are left for whoever reads the answer
+_ROUNDS = 16  # even; boxes in longer chains are left to the reader of the answer
 _FAR = 1e6  # pixels: beyond, areas would overflow
 NOBODY = -1.0
 """The class of a row that holds no box."""
@@ -415,7 +415,7 @@ def _covers(boxes: torch.Tensor, limit: float) -> torch.Tensor:
 def _listed(
     boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, stays: torch.Tensor, most: int
 ) -> torch.Tensor:
-    """Returns those that stay, in front; rows of NOBODY behind them."""
+    """Returns the boxes that stay, in front; the rows behind them hold no box."""
     rows = torch.cat((boxes, scores.unsqueeze(2), classes.unsqueeze(2).to(boxes.dtype)), dim=2)
     place = torch.where(stays, stays.cumsum(dim=1) - 1, most).clamp(max=most)  # the last row is cut off
     found = torch.zeros(len(boxes), most + 1, 6, dtype=boxes.dtype, device=boxes.device)

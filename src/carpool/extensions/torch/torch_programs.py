@@ -109,9 +109,9 @@ class VaryingInputs:
 
 
 class Answers:
-    """Host memory for outputs. An array that is handed out belongs to whoever has it, and its memory is used
-    again once that array and all its parts are gone: nothing is copied, and nothing grows when answers are
-    taken away as fast as they come."""
+    """Manages host memory for outputs. An array that is handed out belongs to its receiver, and its memory is
+    used again once that array and all its parts are gone: nothing is copied, and nothing grows when answers
+    are taken away as fast as they come."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -394,7 +394,7 @@ class Programs:
         self._ready: dict[int, Program] = {}
         self.footprint: dict[int, int] = {}
         self.sizes = config.pytorch.buckets if config.max_batch else (1,)
-        self._plain_sizes = set(self.sizes)  # that nobody tried to compile yet
+        self._plain_sizes = set(self.sizes)  # that the compiler has not tried yet
         self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
         self.bytes = 0  # beside the weights
         device.enter()
@@ -428,7 +428,7 @@ class Programs:
         self.bytes = device.allocated() - before
 
     def _warm(self, ledger: MemoryLedger | None, buffers: int, tell: Tell) -> None:
-        """Small batches first: what they take tells whether the next larger one would fit."""
+        """Warms small batches first: the memory they take shows whether the next larger one would fit."""
         seen: list[tuple[int, int]] = []
         end = time.monotonic() + _COMPILE_S
         for size in self.sizes or (1,):

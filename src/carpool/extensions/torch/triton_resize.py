@@ -34,8 +34,8 @@ def _cubic(distance):
 
 @triton.jit
 def _along(target, source_length, target_length, area, CUBIC: tl.constexpr):
-    """Returns, along one side, the first source pixel that counts for a target pixel, the point that weights
-    are told from, and how many source pixels a target pixel is long."""
+    """Returns, along one side, the first source pixel that counts for a target pixel, the point from which
+    weights are computed, and how many source pixels a target pixel is long."""
     step = source_length.to(tl.float32) / target_length.to(tl.float32)
     at = target.to(tl.float32)
     if CUBIC:

@@ -196,7 +196,7 @@ def _write_labels(folder: Path, version: Path) -> str:
 
 
 def _network(archive: Path, version: Path, code: str) -> str:
-    """Returns the one class of the file that TorchServe would make a network of, told without running it."""
+    """Returns the one class of the file that TorchServe would make a network of, found without running it."""
     file = version / code
     if "/" in code or not file.is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(code)} of its manifest is not in it")

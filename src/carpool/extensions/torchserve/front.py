@@ -1,8 +1,8 @@
 """Implements TorchServe's inference routes, for clients that were written for it: `/ping` and
 `/predictions/{model}`.
 
-A picture goes the way of all pictures; its answer is told as TorchServe's own handlers did: a classifier's as
-`{label: probability}`, a detector's as a list of `{label: box, "score": …}`. Other tasks answer as elsewhere.
+A picture goes the way of all pictures; its answer has the form of TorchServe's own handlers: a classifier's
+is `{label: probability}`, a detector's a list of `{label: box, "score": …}`. Other tasks answer as elsewhere.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class TraceSettings:
         granted = min(wanted, left)
         self._left[scope] = left - granted
         if granted and left == granted:
-            self._publish()  # so that nobody asks any more
+            self._publish()  # so that front ends stop asking
         return granted
 
     def _in_force(self, model: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class TraceSettings:
         return settings
 
     def _count_anew(self, model: str) -> None:
-        """Whoever sets a number gets so many from now on, whatever was traced before."""
+        """Restarts the count: a number that was set is counted from now on, whatever was traced before."""
         for scope in self._own if model == _GLOBAL else (model,):
             count = int({**_DEFAULTS, **self._own[_GLOBAL], **self._own[scope]}["trace_count"])
             if count < 0:

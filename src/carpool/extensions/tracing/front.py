@@ -154,8 +154,8 @@ def _timestamps(timing: Timing, arrived: float, offered: float, now: float) -> l
     """Returns timestamps in nanoseconds since 1970, so that files of several machines can be laid side by
     side.
 
-    `arrived`, `offered` and `now` are of this process. The engine tells how long things took and starts to
-    count when the request arrived, so what it says falls in between; rounding must not let times run back.
+    `arrived`, `offered` and `now` are of this process. The engine reports durations, counted from when the
+    request arrived, so that its times fall in between; rounding must not let times run back.
     """
     started = arrived + timing.queue
     steps = (

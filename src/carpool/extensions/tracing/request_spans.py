@@ -1,9 +1,9 @@
 """Requests as spans of OpenTelemetry: which of them have some, and what those say.
 
 Nothing is made while a request is on its way: when it was answered, a few numbers are noted of one that was
-chosen, and the exporter's thread makes spans of many at once. A batch that several rode in has a span of
-its own, in a trace of its own, which links to them; every message of a front end has one for its own riders,
-in the same trace, since the batch's number gives that trace its name.
+chosen, and the exporter's thread makes spans of many at once. A batch of several requests has a span of its
+own, in a trace of its own, which links to them; every message of a front end has one for its own requests, in
+the same trace, since the batch's number gives that trace its name.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class SpanMessages:
 
 
 class _Batch(NamedTuple):
-    """Describes a batch as its riders here know it."""
+    """Describes a batch as the requests of this front end know it."""
 
     entry: str
     trace: bytes
@@ -253,8 +253,8 @@ class _Writing:
                 span.links.add(trace_id=rider.trace, span_id=rider.span, trace_state=rider.state, flags=1)
 
     def _of_batch(self, ended: _Ended) -> None:
-        """Writes the parts of a request for one model, end to end. What the engine tells are durations,
-        counted from when the request arrived; rounding must not let times run back."""
+        """Writes the parts of a request for one model, end to end. The engine reports durations, counted from
+        when the request arrived; rounding must not let times run back."""
         context, timing, now = ended.context, ended.timing, ended.ended
         offered = min(ended.offered or ended.arrived, now)
         if offered > ended.arrived:

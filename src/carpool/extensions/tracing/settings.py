@@ -42,7 +42,7 @@ class OtelSettings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
     gzip: bool = False
-    certificate: str = ""  # of who signed the collector's, where that is nobody well known
+    certificate: str = ""  # of the authority that signed the collector's, where that is not a well-known one
     client_certificate: str = ""
     client_key: str = ""
     most_waiting: int = 2048  # spans
@@ -62,7 +62,7 @@ def read_otel(settings: ServerSettings, environ: Mapping[str, str] | None = None
         return None
     if package_is_missing():
         if not settings.option("otlp_endpoint"):
-            return None  # whoever sets variables for all programs need not mean this one; see `otel_warning`
+            return None  # variables that are set for all programs need not mean this one; see `otel_warning`
         raise ConfigError(
             "otlp_endpoint needs a package that is missing: pip install 'carpool[otel]'",
             field="otlp_endpoint",
@@ -96,7 +96,7 @@ def begin(settings: ServerSettings) -> tuple[ServerSettings, str]:
 
 
 def otel_warning(settings: ServerSettings, environ: Mapping[str, str] | None = None) -> str:
-    """Returns what to tell whoever starts a server whose environment asks for spans that it cannot make."""
+    """Returns the warning for a server whose environment asks for spans that it cannot make; empty: none."""
     environ = os.environ if environ is None else environ
     if settings.option("otlp_endpoint") or not _url(settings, environ) or not package_is_missing():
         return ""

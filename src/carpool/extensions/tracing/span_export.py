@@ -1,6 +1,6 @@
 """Sends spans to a collector from a thread of its own: OTLP over HTTP.
 
-Whoever hands over a request never waits: what does not fit the queue is dropped, and counted. A collector
+The caller that passes a request never waits: what does not fit the queue is dropped, and counted. A collector
 that is dead, slow or talks nonsense costs spans and nothing else: a message is given up seconds after it was
 first tried, with all that came meanwhile, and counted then; the next ones are tried once each, ever more
 rarely.
@@ -60,7 +60,7 @@ class SpanExporter(Generic[Record]):
         self._most_waiting = max(1, settings.most_waiting // spans_each)
         self._most_at_once = min(self._most_waiting, max(1, settings.most_at_once // spans_each))
         # The loop's thread adds at the right, the exporter's takes from the left: deques are made for that,
-        # and its length may be out of date by what the other is doing, which harms nobody.
+        # and its length may be out of date by what the other is doing, which does no harm.
         self._waiting: deque[Record] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -152,7 +152,8 @@ class SpanExporter(Generic[Record]):
         return ""
 
     def _failed(self, why: str) -> str:
-        """Told at the first try, since the last is seconds later. Nobody who stops waits for it now."""
+        """Logs an error at the first try, since the last is seconds later: a server that stops in between
+        does not wait for that."""
         if not self._fails:
             self._fails = True
             _log.warning("spans-not-exported", error=why)
