@@ -255,6 +255,27 @@ def test_messages_are_short() -> None:
     assert len(long) <= MOST_LONG * every, long
 
 
+AVOIDED_IN_SOURCE = (
+    r"whoever|whomever|nobody|somebody|everybody|anybody|told|tells?|doors?|knobs?|rides?|riders?|riding",
+    r"turn(?:s|ed) away|says? no|a no|who comes|one's own|twins?|spare (?:work|turns?)",
+)
+"""Patterns of words that docstrings and comments of the source do without, as the manual does."""
+
+_IN_SOURCE = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in AVOIDED_IN_SOURCE), re.IGNORECASE)
+_REMARK = re.compile(r'"""(.*?)"""|(?:^|\s)#\s([^\n]*)', re.DOTALL | re.MULTILINE)
+
+
+def test_docstrings_and_comments_use_the_fields_words() -> None:
+    found = [
+        f"{file.relative_to(SRC)}: {line.strip()}"
+        for file in CODE
+        for remark in _REMARK.finditer(file.read_text("utf-8"))
+        for line in re.sub(r"`[^`\n]+`", "Code", remark[1] or remark[2] or "").splitlines()
+        if _IN_SOURCE.search(line)
+    ]
+    assert found == []
+
+
 MOST_FRAGMENTS = 0.02  # of docstrings, see docstrings.py
 
 

@@ -352,7 +352,7 @@ def _weighted(option: str, texts: list[str] | None) -> Iterator[tuple[str, float
 
 
 class Window:
-    """Holds the last seconds of a run, put together from what its processes tell. Told the time."""
+    """Holds the last seconds of a run, from the reports of its processes. The time is an argument."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Slice]] = deque()
