@@ -417,7 +417,7 @@ def _line_to_try(curl: str, address: str, tasks: Mapping[str, str]) -> str:
 
 
 class LoadingProgress:
-    """Shows each step of loading, in the loop's thread. A step may take minutes, so the time shown goes on."""
+    """Shows each step of loading, in the loop's thread. A step may take minutes: the time shown goes on."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._last: LoadingStep | None = None
