@@ -61,7 +61,8 @@ def noted(tmp_path: Path) -> Noted:
     first.mkdir()
     (first / "sitecustomize.py").write_text(NOTING)
     path = os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
-    return Noted(folder, {"PYTHONPATH": path, "NOTED_IN": str(folder)})
+    state = str(tmp_path / "state")  # no rollout of another server, whose state would load the extension
+    return Noted(folder, {"PYTHONPATH": path, "NOTED_IN": str(folder), "CARPOOL_STATE_DIR": state})
 
 
 @pytest.mark.conformance
