@@ -51,7 +51,9 @@ class Wire:
 
     def send(self, data: bytes) -> None:
         """Sends data, or drops it when the other side has ended: the caller learns of that by `gone`."""
-        if not self._open or self._unsent:
+        if not self._open:
+            return
+        if self._unsent:
             self._unsent += data
             return
         sent = self._send(data)
