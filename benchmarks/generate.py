@@ -39,6 +39,7 @@ import torch
 from carpool.core.curve import BatchCurve
 from carpool.extensions.text import line_reader
 from carpool.extensions.text.decoder_weights import of_transformer_decoder
+from carpool.extensions.text.generation_simulation import TokenLengths
 from carpool.extensions.text.line_reader import LineReader
 from carpool.extensions.text.stepper import ModelPart, TextInstance
 from carpool.extensions.text.text_job import TextPromise
@@ -50,7 +51,6 @@ from carpool.extensions.text.text_scheduler import TextScheduler
 from carpool.extensions.text.torch_decoder import DecoderForm
 from carpool.extensions.text.torch_stepper import TorchStepper
 from carpool.extensions.torch.torch_device import PRECISIONS, CudaDevice, Device
-from carpool.sim.generation_simulation import TokenLengths
 
 KINDS = {
     "lines": (TokenLengths.parse("lognormal:22,0.5"), 80),

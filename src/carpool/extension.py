@@ -202,6 +202,8 @@ class Extension:
     or one of its settings, as "registry.candidate". What is not listed works together. `{key}` stands for the
     other's key."""
     no_step: str = ""  # why its models are no step of a model that is made of several, in words
+    no_batches: str = ""
+    """What its models do in place of batches, in words: each of their answers comes part by part."""
     fields: tuple[str, ...] = ()  # of `ModelConfig`, which ask for it where they are set
     known_inputs: tuple[str, ...] = ()  # names of inputs; a model file that has one of them asks for it
     serving: str = ""  # place of a `ServingPart` (engine/models/serving_part.py)
@@ -224,6 +226,9 @@ class Extension:
     instance: str = ""
     """Place of `wrap(backend, config) -> backend`, called where an instance runs, as soon as it is loaded."""
     verbs: Mapping[str, Verb] = field(default_factory=dict)  # of the command line, by name
+    more_of_verbs: Mapping[str, str] = field(default_factory=dict)
+    """By another's verb, the place of a dataclass made from that verb's: its fields are more options, its
+    docstring has more examples, and what it does not answer itself, it leaves to `super`."""
     routes: tuple[Routes, ...] = ()  # over HTTP; no other module of the extension is imported to list them
     pictures: str = ""
     """Place of a `MoreOfPictures` (frontend/http/openapi.py): what /openapi.json says besides of the routes

@@ -49,12 +49,10 @@ def test_every_json_key_is_documented() -> None:
     from carpool.lab.evaluate.evaluation import Evaluation, VersionGap, VersionScore
     from carpool.lab.fleet_plan import FleetPlan
     from carpool.lab.sweep.sweep_results import PointRow, Results
-    from carpool.sim.generation_simulation import TextReport
     from carpool.sim.simulation import Outcome
 
     for verb, kind in (
         ("simulate", Outcome),
-        ("simulate", TextReport),
         ("plan", FleetPlan),
         ("sweep", Results),
         ("sweep", PointRow),

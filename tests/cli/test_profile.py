@@ -8,7 +8,6 @@ import pytest
 
 from carpool.lab import batch_profile
 from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile
-from carpool.lab.text_profile import TextProfileReport
 from cli_run import CliResult, run_cli
 from engine import repositories
 
@@ -84,54 +83,3 @@ def test_no_such_model(tmp_path: Path) -> None:
     result = run_cli(["profile", str(tmp_path / "nothing.onnx")])
     assert result.exit_code == 2
     assert "no such file or folder" in result.stderr
-
-
-def write_reader(folder: Path, more: str = "") -> str:
-    """A model that writes, with curves that are told and not measured."""
-    model = folder / "writer"
-    model.mkdir()
-    fake = '[fake]\ncurve = "1+0.5"\nstep_curve = "0.4+0.1"\n'
-    (model / "model.toml").write_text(f"{more}\n[generate]\nslots = 4\nmax_tokens = 20\n{fake}")
-    return str(model)
-
-
-def test_of_a_model_that_writes_encoder_and_step_are_measured_apart(tmp_path: Path) -> None:
-    model = write_reader(tmp_path)
-    result = invoke(model, "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found.keys() == {field.name for field in fields(TextProfileReport)}
-    assert [(row["size"], row["ms"]) for row in found["encoder"]] == [(1, 1.5), (4, 3.0)]
-    assert [(row["size"], row["ms"]) for row in found["step"]] == [(1, 0.5), (4, pytest.approx(0.8))]
-    one = found["budgets"][0]
-    assert (one["slots"], one["encoded"]) == (1, 1)
-    assert one["per_token_ms"] == pytest.approx(1.1 * 2.0)
-    assert one["ttft_ms"] == pytest.approx(2.2 * 2.0)
-    said = invoke(model).stdout
-    assert "Writes up to 20 tokens" in " ".join(said.split())
-    assert "ttft_ms = 8.4, per_token_ms = 4.2" in said
-    assert "--encoder 1:1.5,4:3 --step-curve 1:0.5,4:0.8" in said
-    refused = invoke(model, "--slo-ms", "30")
-    assert refused.exit_code != 0
-    assert "--slo-ms is for models that answer with one response" in " ".join(refused.output.split())
-
-
-@pytest.mark.parametrize(
-    ("promise", "said"),
-    [
-        ("ttft_ms = 100\nper_token_ms = 50", "can be met with up to 4 concurrent responses"),
-        ("per_token_ms = 3.1", "per_token_ms = 3.1 can be met with up to 2 concurrent responses"),
-        ("ttft_ms = 3", "cannot be met here: even a single response needs ttft_ms = 4.4"),
-    ],
-)
-def test_what_a_model_that_writes_can_promise(tmp_path: Path, promise: str, said: str) -> None:
-    assert said in " ".join(invoke(write_reader(tmp_path, promise)).stdout.split())
-
-
-def test_with_an_encoder_apart_tokens_wait_for_steps_only(tmp_path: Path) -> None:
-    model = write_reader(tmp_path)
-    with (Path(model) / "model.toml").open("a") as file:
-        file.write("[decoder]\ninstances = 2\n")
-    found = json.loads(invoke(model, "--json").stdout)
-    assert (found["encoders"], found["decoders"]) == (1, 2)
-    assert found["budgets"][0]["per_token_ms"] == pytest.approx(1.1 * 0.5)

@@ -24,8 +24,6 @@ def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer
     folder: Path = tmp_path_factory.mktemp("models")
     repositories.fake(folder, curve="1+0.5", name="a")
     repositories.fake(folder, curve="1+0.5", name="b", head="")
-    (folder / "w").mkdir()
-    (folder / "w" / "model.toml").write_text("ttft_ms = 90\n[generate]\nslots = 4\n[fake]\n")
     with whole_server(folder) as running:
         yield running
 
@@ -43,17 +41,10 @@ def test_what_a_running_server_believes(server: WholeServer) -> None:
     assert "no SLO (eager)" in profile(f"http://{server.url}", "--name", "b").stdout
 
 
-def test_what_it_believes_of_a_model_that_writes(server: WholeServer) -> None:
-    result = profile(f"http://{server.url}", "--name", "w")
-    assert result.exit_code == 0, result.output
-    assert "w version 1: ttft_ms = 90, 4 slots, up to 128 tokens." in result.stdout
-    assert "--encoder 1:5,4:8 --step-curve 1:1.01,4:1.04" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 2, "--name is missing: the server has a, b, w"),
+        ((), 2, "--name is missing: the server has a, b"),
         (("--name", "c"), 1, "unknown model: 'c'"),
         (("--name", "a", "--sizes", "1"), 2, "--sizes is for measuring"),
         (("--name", "a", "--repeats", "3"), 2, "--repeats is for measuring"),

@@ -13,14 +13,14 @@ from inspect import cleandoc
 from pathlib import Path
 
 from carpool.cli.command_line import HELP, Param
-from carpool.cli.verb_options import CORES, DEVICE, FLEET, MODEL, RUN, SERVER, TEXT, TRAFFIC
+from carpool.cli.verb_options import CORES, DEVICE, FLEET, MODEL, RUN, SERVER, TRAFFIC
 
 _NARROWEST, _WIDEST = 60, 100
 _WIDEST_NAME = 26  # a longer one stands on a line of its own
 _CODE = "    "
 _OTHERS = "Options"
 _MIDDLE = 4
-_RANKS = {_OTHERS: 0, MODEL: 1, TRAFFIC: 2, FLEET: 3, CORES: 5, TEXT: 6, DEVICE: 7, RUN: 8, SERVER: 9}
+_RANKS = {_OTHERS: 0, MODEL: 1, TRAFFIC: 2, FLEET: 3, CORES: 5, DEVICE: 7, RUN: 8, SERVER: 9}
 """Panels that several verbs have; their base classes declare them in another order."""
 _KINDS: Mapping[type, str] = {float: "NUMBER", int: "N", Path: "PATH"}
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from urllib.parse import quote
 
 from carpool.cli import show
@@ -18,17 +18,26 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
-    from carpool.lab.batch_profile import ProfileReport
-    from carpool.lab.text_profile import PartRow, TextProfileReport
+    from carpool.lab.batch_profile import ProfileQuestion, ProfileReport
 
-ReportT = TypeVar("ReportT", "ProfileReport", "TextProfileReport")
 _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
-_GOES_WITH_TEXT = ("model", "name", "repeats", "as_json")
 _MOST_NAMED = 8
 _DOUBTFUL = "carpool: these numbers are unreliable, because the machine was busy"
 _UNSURE = "Unreliable, so that plans would be wrong; measure again on a quiet machine."
 _FOR_SIMULATE = "For simulate and plan: --curve "  # and then all of it on one line, to be copied
+
+
+class Report(Protocol):
+    """Defines a dataclass with what was measured."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def noisy(self) -> bool: ...
+
+
+ReportT = TypeVar("ReportT", bound=Report)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +52,6 @@ class ProfileVerb(o.AsksServer):
 
         carpool profile resnet50.onnx --instances 2 --threads 1
         carpool profile resnet50.onnx --instances 1 --threads 2
-
-    Times of the first token and between tokens, for a model that writes text:
-
-        carpool profile models/reader
 
     What a running server has learned about a model:
 
@@ -79,8 +84,7 @@ class ProfileVerb(o.AsksServer):
             self._measure()
 
     def _measure(self) -> None:
-        from carpool.lab.batch_profile import ProfileQuestion, profile, the_model
-        from carpool.lab.plots import batch_profile
+        from carpool.lab.batch_profile import ProfileQuestion, the_model
 
         o.drawing(self.plot)
         like = "ms like 30,50,100"
@@ -95,30 +99,21 @@ class ProfileVerb(o.AsksServer):
             None if self.threads is None else o.whole("--threads", self.threads, least=1, most=1024),
             self.backend,
         )
-        source = the_model(question)
-        if source.config.asks("text"):
-            self._measure_text(source, question.repeats)
-            return
+        self.measure(the_model(question), question)
+
+    def measure(self, source: ModelSource, question: ProfileQuestion) -> None:
+        """Measures the model of this folder, and shows what was found."""
+        from carpool.lab.batch_profile import profile
+        from carpool.lab.plots import batch_profile
+
         with show.status("reading the model") as tell:
-            report = profile(question, tell)
+            report = profile(question, tell, source)
         if self.plot is not None:
             with o.blamed_on("--plot"):
                 batch_profile(self.plot, report)
-        self._show(report, _print)
+        self.show_report(report, _print)
 
-    def _measure_text(self, source: ModelSource, repeats: int) -> None:
-        """Measures its encoder and its steps, apart."""
-        from carpool.lab.text_profile import profile_text
-
-        name = source.config.name
-        self._check_given(
-            _GOES_WITH_TEXT, f"is for models that answer with one response, but {name} writes text"
-        )
-        with show.status("reading the model") as tell:
-            report = profile_text(source, repeats, tell)
-        self._show(report, _print_text)
-
-    def _show(self, report: ReportT, as_table: Callable[[ReportT], None]) -> None:
+    def show_report(self, report: ReportT, as_table: Callable[[ReportT], None]) -> None:
         if self.as_json:
             print(json.dumps(asdict(report), indent=2))
         else:
@@ -126,7 +121,8 @@ class ProfileVerb(o.AsksServer):
         if report.noisy:
             print(_DOUBTFUL, file=sys.stderr)
 
-    def _check_given(self, known: tuple[str, ...], why: str) -> None:
+    def check_given(self, known: tuple[str, ...], why: str) -> None:
+        """Rejects options that are not known here, with the reason."""
         for field in fields(self):
             if field.name not in known and getattr(self, field.name) != field.default:
                 raise InvalidInput(f"--{field.name.replace('_', '-')} {why}")
@@ -135,7 +131,7 @@ class ProfileVerb(o.AsksServer):
         """Nothing is measured: a running server is asked what it measured and believes now."""
         from carpool.lab.load.facts import Failed, RunningServer
 
-        self._check_given(
+        self.check_given(
             _GOES_WITH_A_URL, "is for measuring, and a running server only reports what it knows"
         )
         server = RunningServer(self.model, self.trust())
@@ -152,10 +148,12 @@ class ProfileVerb(o.AsksServer):
         document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
         if self.as_json:
             print(json.dumps(document, indent=2))
-        elif "step" in document:
-            _print_text_document(document)
         else:
-            _print_document(document)
+            self.print_document(document)
+
+    def print_document(self, document: dict[str, Any]) -> None:
+        """Prints what a server answers about the profile of a model."""
+        _print_document(document)
 
 
 def _print(report: ProfileReport) -> None:
@@ -236,10 +234,10 @@ def _print_document(document: dict[str, Any]) -> None:
         [
             (
                 f"{size}",
-                _ms(measured.get(size)),
-                _ms(believed.get(size)),
+                shown_ms(measured.get(size)),
+                shown_ms(believed.get(size)),
                 f"{ran[size][0]}" if size in ran else "–",
-                _ms(ran[size][1] if size in ran else None),
+                shown_ms(ran[size][1] if size in ran else None),
             )
             for size in sorted({*measured, *believed, *ran})
         ],
@@ -261,59 +259,5 @@ def _print_document(document: dict[str, Any]) -> None:
     print(f"· {_FOR_SIMULATE}{','.join(f'{size}:{ms:.4g}' for size, ms in document['curve'])}")
 
 
-_PARTS = (("pictures", "encoder", "pictures/s"), ("slots", "step", "tokens/s"))
-
-
-def _print_text(report: TextProfileReport) -> None:
-    apart = f"encoders apart: {report.encoders}, decoders: {report.decoders}, " if report.encoders else ""
-    show.paragraph(
-        f"{report.model} on {report.backend}, {apart}{report.slots} slots; {report.hardware}. Writes up to "
-        f"{report.max_tokens} tokens."
-    )
-
-    def rows(found: tuple[PartRow, ...]) -> list[tuple[str, ...]]:
-        return [
-            (f"{row.size}", _ms(row.ms), show.percent(row.spread), f"{row.runs}", numeral(row.per_s))
-            for row in found
-        ]
-
-    for (what, name, rate), found in zip(_PARTS, (report.encoder, report.step), strict=True):
-        show.table((what, name, "spread", "runs", rate), rows(found))
-        show.paragraph("")
-    show.table(
-        ("answers at once", "encoded together", "per_token_ms", "ttft_ms", "tokens/s"),
-        [
-            (
-                f"{budget.slots}",
-                f"{budget.encoded}",
-                numeral(budget.per_token_ms),
-                numeral(budget.ttft_ms),
-                numeral(budget.tokens_per_s),
-            )
-            for budget in report.budgets
-        ],
-    )
-    show.paragraph("")
-    for note in report.notes:
-        show.paragraph(note, "· ")
-    print(f"· For simulate: --encoder {report.encoder_curve} --step-curve {report.step_curve}")
-
-
-def _print_text_document(document: dict[str, Any]) -> None:
-    promised = [f"{key} = {document[key]:g}" for key in ("ttft_ms", "per_token_ms") if document[key]]
-    show.paragraph(
-        f"{document['name']} version {document['version']}: {', '.join(promised) or 'no SLO'}, "
-        f"{document['slots']} slots, up to {document['max_tokens']} tokens."
-    )
-    for (what, name, rate), curve in zip(_PARTS, (document["encoder"], document["step"]), strict=True):
-        rows = [(f"{size}", _ms(ms), numeral(1e3 * size / ms)) for size, ms in curve]
-        show.table((what, name, rate), rows)
-        show.paragraph("")
-    for note in map(str, document["choices"]):
-        show.paragraph(note, "· ")
-    curves = (",".join(f"{size}:{ms:.4g}" for size, ms in document[part]) for part in ("encoder", "step"))
-    print(f"· For simulate: --encoder {next(curves)} --step-curve {next(curves)}")
-
-
-def _ms(value: float | None) -> str:
+def shown_ms(value: float | None) -> str:
     return "–" if value is None else f"{numeral(value, 4)} ms"

@@ -15,7 +15,6 @@ from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.day_options import HasDay
 from carpool.cli.fleet_options import simulate_fleet
-from carpool.cli.generation_options import HasGeneration, simulate_generation
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ Overload = StrEnum("Overload", ["quick", "refuse"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
+class Simulate(o.HasCurve, o.HasTraffic, HasDay):
     """Simulate traffic in virtual time, with the server's own scheduler.
 
     Three times the capacity within the SLO, compared with other ways of batching:
@@ -71,10 +70,6 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
 
         carpool simulate --curve 4+1 --slo-ms 50 --rate 1000000 --replicas 400 --autoscale load:0.75 \
             --max-replicas 2400 --day surge:1.3@12:00+20 --day lose:0.33@12:05+30 --day rollout:0.1@12:10+10
-
-    A reader that writes token by token, compared with static batches:
-
-        carpool simulate --encoder 0.6+0.05 --step-curve 0.3+0.0015 --tokens lognormal:22,0.5 --ttft-ms 20
     """
 
     slo_ms: float = o.option(
@@ -148,9 +143,6 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
     def run(self) -> None:
         from carpool.sim.simulation import LOADS, contenders, measure, sweep
 
-        if self.writes:
-            self._generation()
-            return
         if self.slo_ms == inf:
             raise InvalidInput("Missing option '--slo-ms': the SLO, in ms")
         o.drawing(self.plot)
@@ -200,27 +192,6 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         rate = o.number("--rate", self.rate, above=0, most=1e12)
         self.simulate_day(replace(one, rate=rate), as_json=self.as_json)
 
-    def _generation(self) -> None:
-        others = ("curve", "step", "one_device", "buckets", "max_batch", "replicas", "latest", "per_source")
-        given = {name: getattr(self, name) for name in (*others, "under_load", "compare", "plot", "model")}
-        self.check_generation(**given, mode=self.mode is Mode.knobs, instances=self.instances != 1)
-        if self.rate is not None and self.load is not None:
-            raise InvalidInput("--load and --rate both set the traffic: give one of them")
-        scenario = self.text_scenario(
-            self.slo_ms,
-            _traffic(self),
-            seconds=o.number("--seconds", 10.0 if self.seconds is None else self.seconds, above=0, most=1e6),
-            seed=self.seed,
-            seeds=o.whole("--seeds", self.seeds, least=1, most=100),
-            noise=o.number("--noise", self.noise, most=2),
-            stall_share=o.number("--stall-share", self.stall_share, most=1),
-            stall_factor=o.number("--stall-factor", self.stall_factor, least=1, most=1000),
-        )
-        rate = scenario.traffic.own_rate
-        if rate is None and self.rate is not None:
-            rate = o.number("--rate", self.rate, above=0)
-        simulate_generation(self, scenario, rate, self.load, as_json=self.as_json)
-
 
 # ---- from the options to a scenario
 
@@ -235,7 +206,7 @@ def _scenario(options: Simulate) -> Scenario:
     slo = o.slo(options.slo_ms, curve, steps)
     if steps and options.latest:
         raise InvalidInput("--latest is for one model: it cannot be given with --step")
-    traffic = _traffic(options)
+    traffic = traffic_of(options)
     if options.seconds is not None:
         seconds = o.number("--seconds", options.seconds, above=0, most=1e6)
     else:  # a hair more than its span, so that the last arrival of a trace is played too
@@ -316,7 +287,7 @@ def _mean_rate(options: Simulate, scenario: Scenario) -> float:
     return load * scenario.capacity * (options.replicas or 1)
 
 
-def _traffic(options: Simulate) -> Traffic:
+def traffic_of(options: Simulate) -> Traffic:
     from carpool.sim.arrivals import Poisson, Recording
 
     if options.latest and options.arrivals in ("poisson", "bursty"):

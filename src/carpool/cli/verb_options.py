@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from carpool.sim.step_simulation import StepPlan
 
 MODEL, TRAFFIC, DEVICE, RUN, SERVER = "The model", "Traffic", "The device", "The run", "The server"
-FLEET, CORES, TEXT = "The fleet", "The cores", "Models that write text"
+FLEET, CORES = "The fleet", "The cores"
 """Panels of the help."""
 KEY_VARIABLE = "CARPOOL_API_KEY"
 _KEY = re.compile(r"[!-~]{1,512}")

@@ -1,8 +1,11 @@
-"""Lists the verbs of `carpool`: its own, and those of extensions. A verb is imported when it is asked for."""
+"""Lists the verbs of `carpool`: its own, and those of extensions. A verb is imported when it is asked for,
+with what extensions add to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import cleandoc
 from itertools import chain
 from typing import Any
 
@@ -88,9 +91,17 @@ def verb_class(name: str) -> type[Any] | None:
     """Returns the verb, imported now; other packages are asked only if none here has it."""
     for one in chain((OWN, *BUILT_IN), _others()):
         if name in one.verbs:
-            found: type[Any] = one.part(one.verbs[name].place)
-            return found
+            return _with_more(name, one.part(one.verbs[name].place))
     return None
+
+
+def _with_more(name: str, verb: type[Any]) -> type[Any]:
+    """Returns the verb with the options and the examples of all extensions that add some."""
+    more = [one.part(one.more_of_verbs[name]) for one in installed().values() if name in one.more_of_verbs]
+    if not more:
+        return verb
+    about = "\n\n".join(cleandoc(one.__doc__ or "") for one in (verb, *more))
+    return dataclass(frozen=True, kw_only=True)(type(verb.__name__, tuple(more), {"__doc__": about}))
 
 
 def listed() -> dict[str, Verb]:

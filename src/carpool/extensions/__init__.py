@@ -488,6 +488,7 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
     Extension(
         name="text",
         no_step="writes token by token, and no step does that",
+        no_batches="writes text: it has no batches, but an encoder and steps",
         needs=("torch",),
         owns=("generate", "encoder", "decoder", "ttft_ms", "per_token_ms"),
         settings="settings_reader:PART",
@@ -499,6 +500,7 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
         homes={"pytorch": "torch_home", "fake": "fake_stepper"},
         hosted="runner_text:HOSTED",
         routes=(_TEXT, _OPENAI),
+        more_of_verbs={"simulate": "command:SimulateText", "profile": "command:ProfileText"},
     ),
     Extension(
         name="registry",

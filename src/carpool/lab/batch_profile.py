@@ -12,6 +12,7 @@ from time import monotonic, process_time
 
 from carpool import backends
 from carpool.backends.backend import KeepsMemory
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.config.server import usual_folder
@@ -111,11 +112,15 @@ class ProfileQuestion:
     backend: str | None = None
 
 
-def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileReport:
+def profile(
+    question: ProfileQuestion, tell: Tell = lambda _: None, source: ModelSource | None = None
+) -> ProfileReport:
+    """Measures the model of the question, which is read here unless it is given."""
     q = question
-    source = the_model(q)
-    if source.config.asks("text"):
-        raise InvalidInput(f"{source.config.name} writes text: it has no batches, but an encoder and steps")
+    source = source or the_model(q)
+    for extension in asked_extensions(source.config):
+        if extension.no_batches:
+            raise InvalidInput(f"{source.config.name} {extension.no_batches}")
     version = source.versions[-1]
     config = backends.describe(source.config, version)
     signature = signature_of(config)

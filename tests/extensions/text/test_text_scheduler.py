@@ -17,10 +17,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
 from carpool.core.learning import Rate
 from carpool.errors import InvalidInput
-from carpool.extensions.text.lengths import Lengths
-from carpool.extensions.text.text_job import DecodeStep, Encode, TextJob, TextPromise
-from carpool.extensions.text.text_scheduler import TextScheduler
-from carpool.sim.generation_simulation import (
+from carpool.extensions.text.generation_simulation import (
     GenerationSimulation,
     TextRide,
     TextScenario,
@@ -30,6 +27,9 @@ from carpool.sim.generation_simulation import (
     saturated,
     text_report,
 )
+from carpool.extensions.text.lengths import Lengths
+from carpool.extensions.text.text_job import DecodeStep, Encode, TextJob, TextPromise
+from carpool.extensions.text.text_scheduler import TextScheduler
 from extensions.text.text_cases import SLOTS, TEXTS
 from later import later, many
 

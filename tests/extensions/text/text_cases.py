@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from carpool.core.curve import BatchCurve
+from carpool.extensions.text.generation_simulation import TextScenario, TokenLengths, measure_text, saturated
 from carpool.extensions.text.text_job import TextPromise
-from carpool.sim.generation_simulation import TextScenario, TokenLengths, measure_text, saturated
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers
 from carpool.config.model import InstanceKind, ModelConfig
@@ -79,8 +80,8 @@ class Served:
 
     @property
     def writes(self) -> bool:
-        """Its answers come token by token."""
-        return self.config.asks("text")
+        """Returns whether it has no batches: each of its answers comes part by part."""
+        return any(one.no_batches for one in asked_extensions(self.config))
 
     @property
     def promises(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
 from carpool.config.first_layers import like_imagenet
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, values_on_device
@@ -122,7 +123,8 @@ def _known(config: ModelConfig, claims: Claims, datatype: Datatype, task: str | 
 def guesses(config: ModelConfig) -> bool:
     """Who writes a Python model writes it for the pictures that this server sends; a fake one sees none."""
     kind = kind_of(config.backend)
-    return kind.needs_file and kind.name != "python" and not config.asks("text")
+    batched = not any(one.no_batches for one in asked_extensions(config))
+    return kind.needs_file and kind.name != "python" and batched
 
 
 def with_layers(config: ModelConfig, claims: Claims) -> ModelConfig:
