@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from carpool import backends
 from carpool.backends import Backend
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, find_models
+from carpool.engine.engine import Engine
 from carpool.errors import ConfigError, ModelError, Unsupported
 
 
@@ -125,3 +127,20 @@ def test_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = onnx_models.arithmetic(tmp_path / "model.onnx")
     with pytest.raises(Unsupported, match=r"needs openvino.* pip install 'carpool\[openvino\]'"):
         load_file(file, backend="openvino")
+
+
+def test_versions_of_one_model_run_on_two_engines(tmp_path: Path) -> None:
+    file = onnx_models.arithmetic(tmp_path / "m" / "1" / "model.onnx")
+    (tmp_path / "m" / "2").mkdir()
+    openvino.save_model(openvino.Core().read_model(str(file)), str(tmp_path / "m" / "2" / "model.xml"))
+    (tmp_path / "m" / "model.toml").write_text('versions = "all"\n')
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            own = {served.version: served.config.backend for served in engine.fleet.offered.values()}
+            assert own == {"1": "onnxruntime", "2": "openvino"}
+            for version in own:
+                answer = await engine.infer("m", np.ones((1, 3), np.float32), version=version)
+                assert answer["double"].tolist() == [[2.0, 2.0, 2.0]]
+
+    asyncio.run(story())

@@ -211,7 +211,26 @@ def test_a_model_with_weights_beside_it_may_be_a_folder(tmp_path: Path) -> None:
     assert one(tmp_path)[0].versions[0].file == tmp_path / "m/1/model.onnx/model.onnx"
 
 
-def test_versions_must_share_a_backend(tmp_path: Path) -> None:
+def test_versions_may_have_backends_of_the_same_process(tmp_path: Path) -> None:
+    touch(tmp_path, "1/model.onnx", "2/model.xml", "2/model.bin", "3/model.onnx")
+    put(tmp_path / "model.toml", 'versions = "all"')
+    source, warnings = one(tmp_path)
+    own = [source.config_of(version) for version in source.versions]
+    assert [config.backend for config in own] == ["onnxruntime", "openvino", "onnxruntime"]
+    assert [config.file for config in own] == ["model.onnx", "model.xml", "model.onnx"]
+    assert (source.config, warnings) == (own[2], [])
+
+
+def test_the_settings_of_an_older_version_stay_as_they_were(tmp_path: Path) -> None:
+    touch(tmp_path, "1/model.onnx")
+    put(tmp_path / "model.toml", 'versions = "all"')
+    before = one(tmp_path)[0]
+    touch(tmp_path, "2/model.xml", "2/model.bin")
+    after = one(tmp_path)[0]
+    assert after.config_of(after.versions[0]) == before.config_of(before.versions[0])
+
+
+def test_versions_share_a_process(tmp_path: Path) -> None:
     touch(tmp_path, "1/model.onnx", "2/model.py")
     put(tmp_path / "model.toml", 'versions = "all"')
     assert "different backends: onnxruntime, python" in refused(tmp_path)

@@ -46,14 +46,22 @@ _NOT_VERSIONS = ("warmup", "initial_state", "configs", "__pycache__")
 class ModelVersion:
     number: int
     file: Path | None  # None for a fake model
+    backend: str | None = None  # that runs its file, where it is not that of the settings
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Represents one model to serve. `config.backend` and `config.file` are what was found, versions rise."""
+    """Represents one model to serve. `config.backend` and `config.file` are those of the newest version,
+    versions rise."""
 
     config: ModelConfig
     versions: tuple[ModelVersion, ...]
+
+    def config_of(self, version: ModelVersion) -> ModelConfig:
+        """Returns the settings with which this version runs: its file may need another backend."""
+        if version.backend is None or version.file is None:
+            return self.config
+        return replace(self.config, backend=version.backend, file=_shown(version.file))
 
 
 ReadSettings = Callable[[Path, str], tuple[ModelConfig, list[str]]]
@@ -301,10 +309,13 @@ def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[Mo
             raise ConfigError(f"{config.name}: the labels file {config.path / name} is missing")
     found = {number: _find_file(folder, config) for number, folder in chosen.items()}
     backends = sorted({backend for _, backend in found.values()})
-    if len(backends) > 1:
+    # Other processes place instances and share memory in their own way: one model has one of them.
+    if len({kind_of(backend).process for backend in backends}) > 1:
         raise ConfigError(f"{config.name}: its versions need different backends: {', '.join(backends)}")
-    backend = backends[0]
-    versions = tuple(ModelVersion(number, file) for number, (file, _) in found.items())
+    backend = found[max(found)][1]
+    versions = tuple(
+        ModelVersion(number, file, None if own == backend else own) for number, (file, own) in found.items()
+    )
     file = versions[-1].file
     instances, reasons = _place(config, gpus)
     if config.backend not in (None, backend) and file is not None:

@@ -368,7 +368,8 @@ class ModelControl:
         try:
             for version in fresh:
                 at_fault = [version.number]
-                new.append(self._fleet.build(config, version, found.identity(version), found.upload))
+                own = found.source.config_of(version)
+                new.append(self._fleet.build(own, version, found.identity(version), found.upload))
                 async with self._few:
                     await new[-1].runtime.check()
             await checks.of_all(model.name)

@@ -152,7 +152,7 @@ class Loadable:
     def identity(self, version: ModelVersion) -> object:
         """Returns a value that is equal for a version that need not be loaded again. Which other versions
         there are is no matter, nor how one takes over from another."""
-        config = self.source.config
+        config = self.source.config_of(version)
         config = replace(config, versions=LatestVersions(), extra=loaded_with(config))
         return config, self.fingerprint.of(version.number)
 
