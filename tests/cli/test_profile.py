@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -55,6 +56,22 @@ def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.Mon
     assert (
         "· Unreliable, so that plans would be wrong; measure again on a quiet machine. For simulate" in shown
     )
+
+
+def test_a_disturbed_curve_is_marked_and_not_planned_with(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_profile, "doubts", lambda *_: ["Other work was running."])
+    shown = invoke(model, "--sizes", "1,2", "--repeats", "2").stdout
+    found = re.search(r"--curve (\S+)", shown)
+    assert found is not None
+    assert found[1].endswith(",disturbed")
+    for verb in ("plan", "simulate"):
+        refused = run_cli([verb, "--curve", found[1], "--slo-ms", "50", "--rate", "10"])
+        assert refused.exit_code != 0
+        assert "--curve: it was measured on a disturbed machine" in refused.stderr
+    plain = found[1].removesuffix(",disturbed")
+    assert run_cli(["plan", "--curve", plain, "--slo-ms", "50", "--rate", "10"]).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from itertools import accumulate, pairwise
 from math import inf, sqrt
 
 DEFAULT_MAX_BATCH = 64
+DISTURBED = "disturbed"
+"""Stands behind the points of a curve that was measured while other work took the machine's time."""
 
 
 class CurveError(ValueError):
@@ -55,6 +57,11 @@ class BatchCurve:
     @classmethod
     def parse(cls, text: str, max_batch: int | None = None, buckets: Iterable[int] = ()) -> BatchCurve:
         """Read `4+1` (ms fixed + ms per image) or `1:6.2,4:9.1,16:21` (batch:ms)."""
+        if text.endswith(f",{DISTURBED}"):
+            raise CurveError(
+                "it was measured on a disturbed machine, where batches take up to several times as long: "
+                f"measure it again on a quiet one, or remove ,{DISTURBED} to use it anyway"
+            )
         if "+" in text and ":" not in text:
             return cls(*_parse_linear(text, max_batch), buckets)
         return cls(_parse_points(text), max_batch, buckets)

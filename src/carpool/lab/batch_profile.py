@@ -16,7 +16,7 @@ from carpool.config.asked_extensions import asked_extensions
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.config.server import usual_folder
-from carpool.core.curve import BatchCurve, Shape, shape_of, sizes
+from carpool.core.curve import DISTURBED, BatchCurve, Shape, shape_of, sizes
 from carpool.core.numerals import numeral
 from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.contention import contention
@@ -89,7 +89,7 @@ class ProfileReport:
     line_from: int  # the line holds for batches from here
     line_until: int  # to here; 0 and 0 if there is none
     knee: int
-    curve: str  # as `--curve` of simulate and plan takes it
+    curve: str  # as `--curve` of simulate and plan takes it; marked where the machine was disturbed
     budgets: tuple[Budget, ...]
     noisy: bool
     provisional: str  # what disturbed the machine meanwhile; empty: it was calm
@@ -189,13 +189,19 @@ def profile(
         line_from=shape.line_from,
         line_until=shape.line_until,
         knee=shape.knee,
-        curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
+        curve=_marked(curve, disturbed=bool(doubted)),
         budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
         noisy=bool(doubted),
         provisional=disturbed,
         steal=round(taken.steal, 4),
         notes=tuple(notes),
     )
+
+
+def _marked(curve: BatchCurve, *, disturbed: bool) -> str:
+    """Returns the curve's text. One that other work disturbed says so wherever it is copied to."""
+    points = [f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points]
+    return ",".join((*points, DISTURBED) if disturbed else points)
 
 
 def the_model(q: ProfileQuestion) -> ModelSource:
