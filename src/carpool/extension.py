@@ -111,7 +111,7 @@ class Process:
 
 class Columns(NamedTuple):
     """Describes what an extension counts in each row of the shared counters: a number, one for each word, or
-    a histogram with these bounds.
+    a histogram with these bounds, or with the server's own for seconds or for images of a batch.
 
     The numbers of several processes add up, as do those of a `gauge`, which end with their process; of
     `largest` the largest counts. A `state` is in no row: `Catalog.extra` has one of the words under this
@@ -121,7 +121,7 @@ class Columns(NamedTuple):
     name: str
     kind: Literal["counter", "gauge", "largest", "histogram", "state"] = "counter"
     words: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
+    bounds: tuple[float, ...] | Literal["seconds", "images"] = ()
 
 
 @cache
@@ -238,6 +238,10 @@ class Extension:
     metrics: str = ""
     """Lines of the metrics page, in the form of the table in observe/prometheus.py. A source is one of its
     columns, or one of the server's in capitals."""
+    history: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """What each second of the history has of a version, by name: what a histogram or a counter of `columns`
+    grew by, or several gauges, which are there while the first is not 0. The sum of some of a column's words
+    is `name=word+word`."""
     statistics: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Fields of Triton's statistics of a model, each with the sources of its count and of its seconds: one of
     the columns, or as `name=word+word` the sum of some of its words."""

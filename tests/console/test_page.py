@@ -557,7 +557,7 @@ def test_what_changed_and_which_camera(console: Watched) -> None:
         response = route.fetch()
         document = response.json()
         for model in document["models"]:
-            model["watched"] = model["name"] == "detector"
+            model["drift"] = model["name"] == "detector"
         route.fulfill(response=response, json=document)
 
     line = {"psi": 1.234, "alarm": True, "bins": [0.0, 0.5, 1.0], "reference": [0.2, 0.8], "now": [0.9, 0.1]}

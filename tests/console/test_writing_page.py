@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from playwright.sync_api import expect
 
-from carpool.observe import columns
+from carpool.extensions.text.text_columns import FIRST_TOKEN, SLOTS, TOKENS
 from carpool.observe.counters import CounterRow
 from console.conftest import Watched
 from console.stage import Stage
@@ -25,16 +26,26 @@ WRITES = {
 """What the engine says of such a model: there are no batches, and so no points, fit or speed."""
 
 
+def writing(stage: Stage, model: str) -> None:
+    """As if this model wrote."""
+    door = stage.front.door
+    entries = {
+        key: replace(entry, extra={"text": {}}) if entry.name == model else entry
+        for key, entry in door.catalog.entries.items()
+    }
+    stage.front.run(lambda: door.renew(entries=entries))
+
+
 def write(stage: Stage, model: str, used: int, tokens: int = 0, first: float = 0.02) -> None:
     """As if it had `used` of 8 slots in use, and had written so many tokens more."""
     row = stage.block.row(CounterRow(*stage.front.door.catalog.newest[model].row))
 
     def count() -> None:
-        row.set(columns.SLOTS["used"], used)
-        row.set(columns.SLOTS["free"], 8 - used)
-        row.add(columns.TOKENS, tokens)
+        row.set(SLOTS["used"], used)
+        row.set(SLOTS["free"], 8 - used)
+        row.add(TOKENS, tokens)
         if tokens:
-            row.observe(columns.FIRST_TOKEN_SECONDS, first)
+            row.observe(FIRST_TOKEN, first)
 
     stage.front.run(count)
 
@@ -48,6 +59,7 @@ def test_slots_tokens_and_the_first_token(console: Watched) -> None:
         return stage.profile(arguments)
 
     stage.front.door.answers["profile"] = profile
+    writing(stage, "embedder")
     write(stage, "embedder", 3)
     page = console.open()
     panel, curve = page.locator("#writing"), page.locator("section.curve")

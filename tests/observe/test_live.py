@@ -52,16 +52,3 @@ def test_counts_of_the_server(table: Table) -> None:
         "bytes_sent": 0,
         "restarts": {"engine": 1},
     }
-
-
-def test_counts_of_a_model_that_writes(table: Table) -> None:
-    slot = table.directory.assign("m", "1")
-    row = table.block(0).row(slot)
-    assert model_counts(table.cells(slot))["text"] is None
-    row.set(columns.SLOTS["free"], 6)
-    row.set(columns.SLOTS["used"], 2)
-    row.add(columns.TOKENS, 30)
-    row.observe(columns.FIRST_TOKEN_SECONDS, 0.02)
-    counts = model_counts(table.cells(slot))["text"]
-    assert (counts["used"], counts["free"], counts["tokens"]) == (2, 6, 30)
-    assert sum(counts["first"]["buckets"]) == 1

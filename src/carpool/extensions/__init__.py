@@ -501,6 +501,29 @@ carpool_sequences  gauge  model  state:states  Sequences of a model: live in an 
         hosted="runner_text:HOSTED",
         routes=(_TEXT, _OPENAI),
         more_of_verbs={"simulate": "command:SimulateText", "profile": "command:ProfileText"},
+        columns=(
+            Columns("first_token", "histogram", bounds="seconds"),
+            Columns("token", "histogram", bounds="seconds"),
+            Columns("encode_size", "histogram", bounds="images"),
+            Columns("step_width", "histogram", bounds="images"),
+            Columns("tokens"),
+            Columns("slots", "gauge", ("used", "free")),
+        ),
+        history={
+            "first_token": "first_token",
+            "tokens": "tokens",
+            "slots": ("slots=used", "slots=used+free"),
+        },
+        metrics="""
+carpool_text_first_token_seconds  histogram some  all:first_token  From a request to the first token of its response, of a model that writes text.
+carpool_text_token_seconds        histogram some  all:token        From one token of a response to the next.
+carpool_text_encode_size          histogram some  all:encode_size  Images that were encoded together.
+carpool_text_step_width           histogram some  all:step_width   Slots that a step ran, used or not.
+carpool_text_tokens_total         counter   some  cell:tokens      Tokens that were written, ends of texts included.
+carpool_text_slots                gauge     some  state:slots      Responses that are being written, and free slots.
+""",  # noqa: E501
+        engine="engine:engine",
+        front="front:front",
     ),
     Extension(
         name="registry",

@@ -266,7 +266,6 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         **said,
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
-        "rollout": catalog.extra.get("rollout", {}).get("states", {}).get(entry.name),
         "task": task_of(entry),
         "ask": entry.published.ask,
         "assumed": list((entry.vision or {}).get("assumed", ())),
@@ -275,7 +274,6 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "slo_ms": None if entry.batching.slo is None else round(entry.batching.slo * 1e3, 3),
         "max_batch": entry.signature.max_batch,
         "choices": list(entry.published.choices),
-        "watched": "drift" in entry.extra,
     }
 
 

@@ -147,11 +147,13 @@ class FrontParts:
 
     def shown(self, entry: ModelEntry, cells: Cells | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns what the console's page says of a version, and of its counters, by extension."""
-        on = [(name, part) for name, part in self._parts.items() if name in entry.extra]
-        counts: dict[str, Any] = {}
-        if cells is not None:
-            counts = {name: part.counts(cells) for name, part in on if part.counts is not None}
-        return {name: part.shows(entry) for name, part in on if part.shows is not None}, counts
+        said, counts = {}, {}
+        for name, part in self._parts.items():
+            if part.shows is not None and (shown := part.shows(entry)) is not None:
+                said[name] = shown
+            if part.counts is not None and cells is not None and name in entry.extra:
+                counts[name] = part.counts(cells)
+        return said, counts
 
     def add(self, name: str, part: FrontPart) -> None:
         """Adds a part that is made already."""

@@ -64,7 +64,8 @@ class _Layout:
     def counted(self, columns: Columns) -> Counted:
         """Lays out what an extension counts."""
         if columns.kind == "histogram":
-            return self.histogram(columns.bounds)
+            given = columns.bounds
+            return self.histogram(BOUNDS[given] if isinstance(given, str) else given)
         if columns.kind == "state":
             return {word: Column(place) for place, word in enumerate(columns.words)}
         if columns.words:
@@ -90,6 +91,9 @@ So are those of Triton's own histogram, which is read from the same cells."""
 
 BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
+BOUNDS: Mapping[str, tuple[float, ...]] = {"seconds": SECONDS_BOUNDS, "images": BATCH_BOUNDS}
+"""As extensions name them."""
+
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
 PROCESS_WORDS = (
@@ -99,7 +103,6 @@ PROCESS_WORDS = (
 MODEL_STATES: Mapping[str, int] = {"ready": 0, "loading": 1, "unloading": 2, "failed": 3, "unloaded": 4}
 """Not in the table: a model that failed has no row. Their places in what is read for the metrics page."""
 FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
-SLOT_WORDS = ("used", "free")
 
 _layout = _Layout()
 
@@ -134,14 +137,6 @@ UNBATCHED = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 COMPILED_SIZES: Mapping[str, Column] = _layout.by_word(("compiled", "plain"), gauges=True)
 BACKGROUND: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
-
-# A model that writes.
-FIRST_TOKEN_SECONDS = _layout.histogram(SECONDS_BOUNDS)
-TOKEN_SECONDS = _layout.histogram(SECONDS_BOUNDS)
-ENCODE_SIZE = _layout.histogram(BATCH_BOUNDS)
-STEP_WIDTH = _layout.histogram(BATCH_BOUNDS)
-TOKENS = _layout.counter()
-SLOTS: Mapping[str, Column] = _layout.by_word(SLOT_WORDS, gauges=True)
 
 # A step of a model that is made of several, which has a row of its own. Its phases are counted as those of a
 # model: the queue, the batch, and in POST_SECONDS the time between its source's end and its own beginning.

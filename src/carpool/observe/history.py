@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from carpool.extensions import installed
 from carpool.observe import columns
 from carpool.observe.columns import Column, HistogramColumns
 from carpool.observe.counters import Cells, Table
@@ -31,12 +32,32 @@ _log = logger("history")
 
 Document = dict[str, Any]
 
+
+def _of_extension(extension: str, source: str) -> HistogramColumns | tuple[Column, ...]:
+    """Returns a histogram of an extension, or the columns whose cells add up to the source."""
+    found = columns.OF_EXTENSIONS.get((extension, source))
+    return found if isinstance(found, HistogramColumns) else columns.summed(extension, source)
+
+
+_OF_EXTENSIONS = {
+    field: _of_extension(name, source)
+    for name, extension in installed().items()
+    for field, source in extension.history.items()
+    if isinstance(source, str)
+}
+_COUNTERS = {field: found for field, found in _OF_EXTENSIONS.items() if isinstance(found, tuple)}
+_SEVERAL_GAUGES: Mapping[str, Sequence[tuple[Column, ...]]] = {
+    field: [columns.summed(name, source) for source in sources]
+    for name, extension in installed().items()
+    for field, sources in extension.history.items()
+    if isinstance(sources, tuple)
+}
 _HISTOGRAMS: Mapping[str, HistogramColumns] = {
     "latency": columns.REQUEST_SECONDS,
     "queue": columns.QUEUE_SECONDS,
     "infer": columns.INFER_SECONDS,
     "batch": columns.BATCH_SIZE,
-    "first_token": columns.FIRST_TOKEN_SECONDS,
+    **{name: found for name, found in _OF_EXTENSIONS.items() if isinstance(found, HistogramColumns)},
 }
 _FAILURES = {word: column for word, column in columns.FAILURES.items() if word != "REJECTED"}
 _PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
@@ -162,8 +183,9 @@ def _difference(before: Cells | None, after: Cells) -> Document:
         more = {word: int(after[column] - before[column]) for word, column in words.items()}
         if any(more.values()):
             point[name] = {word: count for word, count in more.items() if count}
-    if after[columns.TOKENS] > before[columns.TOKENS]:
-        point["tokens"] = int(after[columns.TOKENS] - before[columns.TOKENS])
+    for name, summed in _COUNTERS.items():
+        if grown := sum(after[one] - before[one] for one in summed):
+            point[name] = int(grown)
     return point | _gauges(after)
 
 
@@ -174,9 +196,12 @@ def _latency(buckets: Sequence[float], bounds: Sequence[float]) -> Document:
 
 
 def _gauges(after: Cells) -> Document:
-    used, free = (int(after[columns.SLOTS[word]]) for word in ("used", "free"))
-    slots = {"slots": [used, used + free]} if used else {}
-    return {name: round(after[column], 4) for name, column in _GAUGES.items() if after[column]} | slots
+    found: Document = {name: round(after[column], 4) for name, column in _GAUGES.items() if after[column]}
+    for name, sums in _SEVERAL_GAUGES.items():
+        values = [int(sum(after[one] for one in summed)) for summed in sums]
+        if values[0]:
+            found[name] = values
+    return found
 
 
 def _known(value: float) -> float | None:

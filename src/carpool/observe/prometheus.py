@@ -147,12 +147,6 @@ carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  
 carpool_shed_total                       counter   model  reason:SHED           Requests that the scheduler chose not to run, by reason.
 carpool_spare_total                      counter   model  result:BACKGROUND          Background work in free time: run, or skipped because there was none.
 carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state of a version of a model, else 0; a model that failed before its versions were read has an empty version.
-carpool_text_first_token_seconds         histogram some   all:FIRST_TOKEN_SECONDS From a request to the first token of its response, of a model that writes text.
-carpool_text_token_seconds               histogram some   all:TOKEN_SECONDS     From one token of a response to the next.
-carpool_text_encode_size                 histogram some   all:ENCODE_SIZE       Images that were encoded together.
-carpool_text_step_width                  histogram some   all:STEP_WIDTH        Slots that a step ran, used or not.
-carpool_text_tokens_total                counter   some   cell:TOKENS           Tokens that were written, ends of texts included.
-carpool_text_slots                       gauge     some   state:SLOTS           Responses that are being written, and free slots.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.

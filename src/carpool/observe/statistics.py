@@ -154,24 +154,14 @@ def model_counts(cells: Cells) -> Document:
         "ok": _count(cells, columns.REQUEST_SECONDS),
         "failures": _happened(cells, columns.FAILURES),  # only what has happened
         "sheds": _happened(cells, columns.SHED),
-        "request": _histogram(cells, columns.REQUEST_SECONDS),
-        "queue": _histogram(cells, columns.QUEUE_SECONDS),
-        "infer": _histogram(cells, columns.INFER_SECONDS),
-        "batch": _histogram(cells, columns.BATCH_SIZE),
+        "request": histogram_counts(cells, columns.REQUEST_SECONDS),
+        "queue": histogram_counts(cells, columns.QUEUE_SECONDS),
+        "infer": histogram_counts(cells, columns.INFER_SECONDS),
+        "batch": histogram_counts(cells, columns.BATCH_SIZE),
         "pending": int(cells[columns.PENDING]),
         "saturation": round(cells[columns.SATURATION], 4),
         "speed_ratio": round(cells[columns.SPEED_RATIO], 4),  # 0 without a promise
-        "text": _text_counts(cells),
     }
-
-
-def _text_counts(cells: Cells) -> Document | None:
-    """Returns the counts of a model that writes; None of others, which have no slots."""
-    used, free = (int(cells[columns.SLOTS[word]]) for word in ("used", "free"))
-    if not used + free:
-        return None
-    first = _histogram(cells, columns.FIRST_TOKEN_SECONDS)
-    return {"used": used, "free": free, "tokens": int(cells[columns.TOKENS]), "first": first}
 
 
 def step_counts(step: str, cells: Cells) -> Document:
@@ -199,7 +189,7 @@ def _happened(cells: Cells, words: Mapping[str, Column]) -> dict[str, int]:
     return {word: int(cells[column]) for word, column in words.items() if cells[column]}
 
 
-def _histogram(cells: Cells, histogram: HistogramColumns) -> Document:
+def histogram_counts(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"buckets": list(map(int, cells[histogram.buckets])), "sum": round(cells[histogram.sum], 6)}
 
 

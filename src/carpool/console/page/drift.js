@@ -49,7 +49,7 @@ export class DriftPanel {
   }
 
   show({ model }) {
-    const watched = Boolean(model.watched) && model.state === "READY";
+    const watched = Boolean(model.drift) && model.state === "READY";
     if (this.#panel.hidden === watched) this.#panel.hidden = !watched;
     const key = `${model.name}/${model.version}`;
     if (key !== this.#model) {

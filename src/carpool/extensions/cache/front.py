@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.extensions.cache.cache_wrapper import CacheWrapper
@@ -28,6 +29,10 @@ def front(server: FrontServer) -> FrontPart:
     def early(entry: ModelEntry) -> LooksEarly | None:
         return partial(caches.look_early, entry) if NAME in entry.extra else None
 
+    def shows(entry: ModelEntry) -> Any:
+        settings = entry.extra[NAME]["settings"] if NAME in entry.extra else None
+        return settings and {name: settings[name] for name in ("exact", "similar")}
+
     return FrontPart(
         around=around,
         holds_back=holds_back,
@@ -35,7 +40,7 @@ def front(server: FrontServer) -> FrontPart:
         follow=caches.follow,
         close=caches.close,
         state=caches,
-        shows=lambda entry: {name: entry.extra[NAME]["settings"][name] for name in ("exact", "similar")},
+        shows=shows,
         counts=cache_counts,
     )
 

@@ -93,7 +93,13 @@ class Sampler:
         self._room: dict[int, int] = {}  # for doubtful pictures, by the entry's key
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.part = FrontPart(follow=self.follow, observe=self.observe, picture=self.pick, close=self.close)
+        self.part = FrontPart(
+            follow=self.follow,
+            observe=self.observe,
+            picture=self.pick,
+            close=self.close,
+            shows=lambda entry: True if NAME in entry.extra else None,
+        )
 
     def observe(self) -> Sampler | None:
         return self if self._models else None

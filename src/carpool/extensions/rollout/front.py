@@ -22,7 +22,7 @@ from carpool.frontend.calls.request import (
     Request,
 )
 from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.link.catalog import ModelEntry
+from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.engine_client import Answer
 from carpool.link.senders import Sender
 from carpool.observe.logs import logger
@@ -47,12 +47,18 @@ class Mirroring:
     def __init__(self, server: FrontServer) -> None:
         self._routing = Routing()
         self._mirror = Mirror(server)
+        self._states: Mapping[str, str] = {}  # of rollouts, by model
         self.part = FrontPart(
             around=self._around,
             choose=self._choose,
-            follow=self._routing.follow,
+            follow=self._follow,
             close=self._mirror.close,
+            shows=lambda entry: self._states.get(entry.name),
         )
+
+    def _follow(self, catalog: Catalog) -> None:
+        self._routing.follow(catalog)
+        self._states = catalog.extra.get("rollout", {}).get("states", {})
 
     def _around(self, inner: Infer, entry: ModelEntry) -> Infer:
         split = self._routing.splits.get(entry.name)

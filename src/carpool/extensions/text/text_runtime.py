@@ -17,6 +17,7 @@ from carpool.engine.models.runtime import EngineParts, InstancesRuntime
 from carpool.engine.models.served import Gate, Served, VersionState
 from carpool.engine.run.batch import Route
 from carpool.extensions.text.hosted_text import HostedText
+from carpool.extensions.text.text_columns import ENCODE_SIZE, FIRST_TOKEN, SLOTS, STEP_WIDTH, TOKEN, TOKENS
 from carpool.extensions.text.text_driver import LocalText, TextDriver, Writes
 from carpool.extensions.text.text_loading import TextLoading, pools_of, promise_of
 from carpool.extensions.text.text_records import Worked
@@ -73,21 +74,21 @@ class TextRuntime(InstancesRuntime[TextDriver]):
     # ---- what the driver sees ---------------------------------------------------------------------------
 
     def first_token(self, seconds: float) -> None:
-        self._row.observe(columns.FIRST_TOKEN_SECONDS, seconds)
-        self._row.add(columns.TOKENS)
+        self._row.observe(FIRST_TOKEN, seconds)
+        self._row.add(TOKENS)
 
     def next_token(self, seconds: float) -> None:
-        self._row.observe(columns.TOKEN_SECONDS, seconds)
-        self._row.add(columns.TOKENS)
+        self._row.observe(TOKEN, seconds)
+        self._row.add(TOKENS)
 
     def worked(self, index: int, work: Worked) -> None:
         counters = self.served.counters
         counters.last_used = monotonic()
         if work.encoded:
-            self._row.observe(columns.ENCODE_SIZE, work.encoded)
+            self._row.observe(ENCODE_SIZE, work.encoded)
             counters.recent.add(work.encoded, work.seconds, counters.last_used)
         elif work.stepped:
-            self._row.observe(columns.STEP_WIDTH, work.stepped)
+            self._row.observe(STEP_WIDTH, work.stepped)
         self._full[index] = work
         if self.served.state is VersionState.READY:
             self._show()
@@ -96,8 +97,8 @@ class TextRuntime(InstancesRuntime[TextDriver]):
         used = sum(one.used for one in self._full.values())
         each = 1 if self.curves is None else self.curves[1].max_batch
         slots = self.instances * each * pools_of(self.served.config)[1].instances
-        self._row.set(columns.SLOTS["used"], used)
-        self._row.set(columns.SLOTS["free"], slots - used)
+        self._row.set(SLOTS["used"], used)
+        self._row.set(SLOTS["free"], slots - used)
         self._row.set(columns.PENDING, sum(one.waiting for one in self._full.values()))
 
     def wrote(self, timing: StepTiming) -> None:

@@ -110,9 +110,9 @@ class FrontPart:
     picture: SeesPictures | None = None  # sees requests with pictures, while there is an observer
     refused: SeesRefused | None = None  # sees what was rejected at its head, while there is an observer
     shows: Callable[[ModelEntry], Any] | None = None
-    """Returns what the console's page says of a version that the extension is on for, as JSON under its
-    name."""
-    counts: Callable[[Cells], Any] | None = None  # the same, of what is counted of the version
+    """Returns what the console says of a version, as JSON under the extension's name; None: nothing."""
+    counts: Callable[[Cells], Any] | None = None
+    """Returns the same of what is counted of a version that the extension is on for."""
     close: Callable[[], None] | None = None
     state: object = None  # what the extension's routes read (`FrontParts.state_of`)
     picture_model: Callable[[ModelEntry], PictureModel | None] | None = None
