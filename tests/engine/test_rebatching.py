@@ -27,7 +27,7 @@ RANDOM = np.random.default_rng(8)
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_CACHE_DIR", str(tmp_path / "cache"))
-    rebatching._made.cache_clear()
+    rebatching.with_batches.cache_clear()
 
 
 def examined(file: Path) -> Examined:
@@ -108,7 +108,7 @@ def test_inspect_writes_the_file(tmp_path: Path) -> None:
 def test_what_was_found_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = attention(tmp_path / "good.onnx"), with_token(tmp_path / "bad.onnx")
     first = examined(good), examined(bad)
-    rebatching._made.cache_clear()
+    rebatching.with_batches.cache_clear()
     monkeypatch.setattr(rebatching, "_refused", lambda *_: pytest.fail("it was tried again"))
     assert examined(good).version == first[0].version
     assert examined(bad).config.unbatched == first[1].config.unbatched

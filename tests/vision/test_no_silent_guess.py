@@ -21,7 +21,7 @@ from carpool.vision.geometry import Geometry
 from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.picture_answers import Options
 from carpool.vision.plans.settings import Described
-from carpool.vision.tasks.task import VisionSettings
+from carpool.vision.vision_settings import VisionSettings
 from cli_run import run_cli
 from vision.classifiers import SIDE, classifier
 from vision.fixed_answers import answering, by_optimum

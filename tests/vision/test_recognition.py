@@ -14,9 +14,9 @@ from onnx import helper
 from carpool.config.file_metadata import FileMetadata, read_metadata
 from carpool.config.model import ImageSettings
 from carpool.types import Array, Datatype, TensorSpec
-from carpool.vision.claims import Claims, literal, read_claims
+from carpool.vision.claims import literal, read_claims
 from carpool.vision.head_rules import readings
-from carpool.vision.output_facts import Facts, OutputFact
+from carpool.vision.output_facts import Claims, Facts, OutputFact
 from carpool.vision.recognition import Verdict, recognise
 
 SIDE, ANCHORS = 640, 8400

@@ -13,7 +13,8 @@ import pytest
 from carpool.config.file_metadata import FileMetadata, read_metadata
 from carpool.config.model import ReadSettings, TextRegionsSettings
 from carpool.types import Array, Datatype, Signature, TensorSpec
-from carpool.vision.claims import NO_CLAIMS, read_claims
+from carpool.vision.claims import read_claims
+from carpool.vision.output_facts import NO_CLAIMS
 from carpool.vision.plans.settings import Described, ModelFacts, describe
 from vision import models
 

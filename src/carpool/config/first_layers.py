@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
+from carpool.config.presets import like_imagenet
 from carpool.config.protobuf_fields import fields_in, read_varint, walk
 
 _MOST_NODES = 256  # that are looked at: what normalises a picture comes first
@@ -47,19 +48,6 @@ class GraphStart(NamedTuple):
     layers: FirstLayers | None = None
     channels: int | None = None  # that the first convolution takes
     symbol: str = ""  # what the second dimension of the input is called, where it has no number
-
-
-_IMAGENET = np.array((0.485, 0.456, 0.406))
-_LIKE = 0.03  # as near are the means that CLIP and others computed themselves
-
-
-def like_imagenet(mean: Sequence[float] | Numbers) -> bool:
-    """Returns whether these are means of photos, red before green before blue, from 0 to 1 or to 255. Turned
-    round they are none: then the channels may be, too."""
-    values = np.asarray(mean, np.float64)
-    if values.size != 3:
-        return False
-    return any(bool((np.abs(values / unit - _IMAGENET) < _LIKE).all()) for unit in (1.0, 255.0))
 
 
 @dataclass(slots=True)
@@ -153,7 +141,7 @@ def _judge(nodes: Sequence[_Node], constants: Mapping[str, Numbers], name: str) 
     if takes is None:
         return None
     words = f"its first layers ({', '.join(done)}) make values of pixels {takes}"
-    return FirstLayers(takes, words, like_imagenet(-bias / gain))
+    return FirstLayers(takes, words, like_imagenet((-bias / gain).ravel()))
 
 
 def _step(node: _Node, constants: Mapping[str, Numbers], name: str) -> tuple[Numbers, Numbers] | None:

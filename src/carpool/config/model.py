@@ -53,6 +53,11 @@ class Task(enum.StrEnum):
     RESTORE = "restore"
     RAW = "raw"
 
+    @property
+    def route(self) -> str:
+        """Returns where any model of the task can be asked; none: only by the model's name."""
+        return "" if self is Task.RAW else f"/{self}"
+
 
 @cache
 def task_names() -> tuple[str, ...]:

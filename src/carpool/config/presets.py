@@ -6,7 +6,7 @@ A preset is a set of fields of [image]. The settings can replace each of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,19 @@ def same_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return [(pixel * scale - mean) / std for pixel in (0, 255) for mean, std in pairs]
 
     return all(abs(a - b) < _ALIKE for a, b in zip(ends(one), ends(other), strict=True))
+
+
+_LIKE = 0.03  # as near are the means that CLIP and others computed themselves
+
+
+def like_imagenet(mean: Iterable[float]) -> bool:
+    """Returns whether these are means of photos, red before green before blue, from 0 to 1 or to 255. Turned
+    round they are none: then the channels may be, too."""
+    values = [float(value) for value in mean]
+    return len(values) == 3 and any(
+        all(abs(value / unit - usual) < _LIKE for value, usual in zip(values, _IMAGENET["mean"], strict=True))
+        for unit in (1.0, 255.0)
+    )
 
 
 def said_of_pixels(config: ModelConfig) -> dict[str, Any]:

@@ -34,11 +34,11 @@ from carpool.link.templates import RequestForm
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
-from carpool.vision.geometry import Geometry
-from carpool.vision.python_pictures import Answer, Picture, picture_file, typed
 
 if TYPE_CHECKING:
     from carpool.engine.models.runtime import ModelProcess
+    from carpool.vision.geometry import Geometry
+    from carpool.vision.python_pictures import Answer, Picture
 
 log = logger("engine")
 
@@ -339,9 +339,9 @@ class Engine:
         Without a model, the first that takes pictures answers. Options are those of the model's task, such as
         top_k.
         """
-        from carpool.vision.plans.picture_plan import (
-            PicturePlan,  # brings OpenCV along, which no server's engine needs
-        )
+        # OpenCV comes along, which no server's engine needs.
+        from carpool.vision.plans.picture_plan import PicturePlan
+        from carpool.vision.python_pictures import picture_file, typed
 
         picture = first if second is None else second
         if second is not None:

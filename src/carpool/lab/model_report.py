@@ -13,9 +13,9 @@ from carpool.config.model import BATCH_HELP, DYNAMIC, ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import TOML, ModelSource, find_models
 from carpool.engine.loading.batch_proof import asks_for_batches, must_be_proven, prove
+from carpool.engine.loading.fixed_batches import rebatched
 from carpool.engine.loading.loading import Loading, as_pictures
-from carpool.engine.loading.rebatching import rebatched
-from carpool.engine.loading.trial import Examined, examine, try_out
+from carpool.engine.loading.trial import Examined, claims_of, examine, try_out
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.instance_layout import Layout, close_all
 from carpool.engine.profile.measuring import Measuring
@@ -139,7 +139,7 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
         outputs=tuple(map(told, signature.outputs)),
         task=None if vision is None else str(vision.task),
         format=None if vision is None else getattr(vision.table, "format", None),
-        labels=found.seen.claims.labels if vision is None else vision.labels,
+        labels=claims_of(file, source.config).labels if vision is None else vision.labels,
         assumed=assumed,
         evidence=(*said.evidence, *warnings),
         ask=said.ask,

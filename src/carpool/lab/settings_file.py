@@ -16,7 +16,7 @@ from carpool.config.presets import PIXELS, PRESETS
 from carpool.config.repository import TOML
 from carpool.errors import ConfigError
 from carpool.vision.geometry import scale_of
-from carpool.vision.output_facts import FLOATS
+from carpool.vision.picture_input import FLOATS
 from carpool.vision.plans.settings import Described, VisionSettings
 
 LABELS = "labels.txt"

@@ -114,8 +114,26 @@ def _load(name: str) -> Callable[..., Any]:
     return found
 
 
+class _NewImports:
+    """Reports what the models of a new catalogue made a process import from these folders, for the next
+    fork."""
+
+    def __init__(self, control: Control, *folders: str) -> None:
+        self._control = control
+        self._folders = folders
+        self._known = set(sys.modules)
+
+    def report(self, catalog: Catalog) -> None:
+        if catalog.ready and (new := set(sys.modules) - self._known):
+            self._known |= new
+            names = sorted(name for name in new if name.startswith(self._folders))
+            self._control.send("imported", names=names)
+
+
 class EngineProcess:
     def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
+        # No runtime is among them, which may start threads or touch a device.
+        self._imports = _NewImports(control, "carpool.config.", "carpool.engine.", "carpool.vision.")
         self._control = control
         self._first = first
         self._settings = settings
@@ -220,6 +238,7 @@ class EngineProcess:
         await side.attach(message.body["frontend"], socket.socket(fileno=link), arena)
 
     def _report(self, catalog: Catalog) -> None:
+        self._imports.report(catalog)
         if catalog.server.logging != self._logging:
             self._logging = catalog.server.logging
             self._control.send("logging", settings=dict(catalog.server.logging))
@@ -243,7 +262,7 @@ class EngineProcess:
 
 class FrontendProcess:
     def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
-        self._known = set(sys.modules)
+        self._imports = _NewImports(control, "carpool.")
         self._control = control
         self._first = first
         self._settings = settings
@@ -275,7 +294,7 @@ class FrontendProcess:
         collect_rarely()
         frontend = self._frontend = await start(parts)
         self._control.send("up")
-        engine_client.watch(self._report_imports)
+        engine_client.watch(self._imports.report)
         broken = asyncio.create_task(self._broken.wait())
         await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
         if not obeying.done():
@@ -283,12 +302,6 @@ class FrontendProcess:
         cut_off = await frontend.stop(obeying.result())
         logger("frontend").info("drained", cut_off=cut_off)
         return EXIT_CUT_OFF if cut_off else 0
-
-    def _report_imports(self, catalog: Catalog) -> None:
-        """Reports what the models of a new catalogue made this process import."""
-        if catalog.ready and (new := set(sys.modules) - self._known):
-            self._known |= new
-            self._control.send("imported", names=sorted(name for name in new if name.startswith("carpool.")))
 
     async def _obey(self, engine_client: LinkClient) -> float:
         """Take every new engine until it is time to stop; returns the seconds there are for that."""

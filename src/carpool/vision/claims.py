@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from carpool.config.file_metadata import FileMetadata
@@ -18,6 +18,7 @@ from carpool.config.first_layers import BYTES, FRACTIONS, SYMMETRIC
 from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, PILLOW
 from carpool.config.presets import VALUES, preset_fields, same_values
 from carpool.config.python_source import read_expression
+from carpool.vision.output_facts import NO_CLAIMS, Claims
 from carpool.vision.processor_config import read_processor, sides_of, values_of
 
 _LONGEST = 1 << 20  # characters of a literal
@@ -43,26 +44,6 @@ _PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,)
 _PPOCR_LINE, _PPOCR_PAGE = (48, 640), (960, 960)
 _KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in PILLOW}
 _CROP_MODES = {"squash": "stretch", "border": "letterbox"}  # timm's, beside its center
-
-
-@dataclass(frozen=True, slots=True)
-class Claims:
-    source: str = ""  # what wrote it; empty: unknown
-    task: str | None = None
-    labels: tuple[str, ...] = ()
-    size: tuple[int, int] | None = None  # height, width
-    image: Mapping[str, Any] = field(default_factory=dict)  # fields of ImageSettings
-    activation: str | None = None
-    keypoints: tuple[int, int] | None = None
-    form: str = ""  # what the writer calls the task, where ours is wider
-    unread: str = ""  # what it says that the model is for, where no task of ours is that
-    lines: tuple[str, ...] = ()  # what was found, in words
-    layers: Mapping[str, Any] | None = None  # the values that the file's own first layers take
-    doubts: tuple[str, ...] = ()  # settings of [image] that it leaves open, or contradicts itself about
-    channels: int | None = None  # of the picture, where the input's shape leaves that open
-
-
-NO_CLAIMS = Claims()
 
 
 _TAKES: Mapping[str, Mapping[str, Any]] = {

@@ -28,7 +28,8 @@ from carpool.config.model import (
 from carpool.types import Array, Datatype
 from carpool.vision.coco_numbers import COCO_NUMBERS
 from carpool.vision.known_families import KEYPOINTS_OF_BODIES, in_levels, offsets_of_cells, spread_over
-from carpool.vision.output_facts import FLOATS, Facts, OutputFact
+from carpool.vision.output_facts import Facts, OutputFact
+from carpool.vision.picture_input import FLOATS
 from carpool.vision.recognition import WRITTEN, WRITTEN_END, Reading
 
 _NUMBERS = (Datatype.UINT8, Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64, Datatype.UINT16)

@@ -1,14 +1,37 @@
-"""Describes what is known of a model's outputs before its task is known: shapes, a dry run, metadata."""
+"""Describes what is known of a model before its task is: what its metadata claims, and its outputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from carpool.config.model import DYNAMIC
-from carpool.types import Array, Datatype, TensorSpec
-from carpool.vision.claims import NO_CLAIMS, Claims
+from carpool.types import Array, TensorSpec
+from carpool.vision.picture_input import FLOATS
 
-FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
+FIELD_OF = "preprocessor_config."
+"""What names of fields of preprocessor_config.json begin with, among doubts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    source: str = ""  # what wrote it; empty: unknown
+    task: str | None = None
+    labels: tuple[str, ...] = ()
+    size: tuple[int, int] | None = None  # height, width
+    image: Mapping[str, Any] = field(default_factory=dict)  # fields of ImageSettings
+    activation: str | None = None
+    keypoints: tuple[int, int] | None = None
+    form: str = ""  # what the writer calls the task, where ours is wider
+    unread: str = ""  # what it says that the model is for, where no task of ours is that
+    lines: tuple[str, ...] = ()  # what was found, in words
+    layers: Mapping[str, Any] | None = None  # the values that the file's own first layers take
+    doubts: tuple[str, ...] = ()  # settings of [image] that it leaves open, or contradicts itself about
+    channels: int | None = None  # of the picture, where the input's shape leaves that open
+
+
+NO_CLAIMS = Claims()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

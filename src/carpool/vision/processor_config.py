@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from carpool.config.model import MAX_SIDE
-
-FIELD_OF = "preprocessor_config."
-"""What the name of a doubt about a field begins with."""
+from carpool.vision.output_facts import FIELD_OF
 
 _KERNELS = {0: "pil-nearest", 1: "pil-lanczos", 2: "pil-bilinear", 3: "pil-bicubic"}
 _FLIPS = "MobileViT"  # a processor that turns RGB into BGR unless its file says otherwise

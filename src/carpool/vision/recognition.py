@@ -11,41 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from carpool.config.model import (
-    AnomalySettings,
-    ClassifySettings,
-    DepthSettings,
-    DetectSettings,
-    EmbedSettings,
-    ObbSettings,
-    PoseSettings,
-    ReadSettings,
-    SegmentSettings,
     Task,
-    TextRegionsSettings,
 )
 from carpool.types import TensorSpec
 from carpool.vision.coco_numbers import names_all
 from carpool.vision.known_families import known_family
 from carpool.vision.output_facts import Facts
+from carpool.vision.vision_settings import TaskTable
 
 WRITTEN, WRITTEN_END = "text_output", "finish_reason"
 """What the outputs of a model that writes are called: the text, and why it ends."""
-
-TaskTable: TypeAlias = (
-    ClassifySettings
-    | DetectSettings
-    | SegmentSettings
-    | PoseSettings
-    | ObbSettings
-    | DepthSettings
-    | AnomalySettings
-    | EmbedSettings
-    | TextRegionsSettings
-    | ReadSettings
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.small_routes import ASKED_S
-from carpool.frontend.http.task_models import TASK_ROUTES
+from carpool.frontend.http.task_models import task_routes
 from carpool.frontend.http.url_routes import Router, UrlRoute
 from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block, Table
@@ -67,7 +67,7 @@ _HISTORY_S = 0.002  # of the front end's, to gather the points of 15 minutes
 
 ROUTES: tuple[UrlRoute[Starter], ...] = (
     UrlRoute("POST", f"{_MODEL}/infer", start_infer),
-    *(UrlRoute("POST", path, _starter_for(task)) for task, path in TASK_ROUTES.items()),
+    *(UrlRoute("POST", path, _starter_for(task)) for task, path in task_routes().items()),
     UrlRoute("POST", "/models/{model}/predict", _starter_for(None)),
     _get("/", small_routes.front_page),
     _get("/console/live", small_routes.console_live),

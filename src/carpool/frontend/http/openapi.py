@@ -14,7 +14,7 @@ from carpool.frontend.documents import assumptions, task_of
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
-from carpool.frontend.http.task_models import TASK_ROUTES, in_order
+from carpool.frontend.http.task_models import in_order
 from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.senders import DEADLINE, LATEST, SOURCE
 from carpool.observe.shared_history import KEPT_S
@@ -59,9 +59,10 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     models = [(entry.name, entry.version, task) for entry, task in listed]
     more = {task: _more_of(entry for entry, of in listed if of == task) for task in tasks.kinds()}
     paths: Document = {}
-    for task, path in TASK_ROUTES.items():
+    for task, kind in tasks.kinds().items():
         served = [name for name, _, of in models if of == task]
-        paths[path] = {"post": _operation(task, served, more[task])}
+        if kind.route:
+            paths[kind.route] = {"post": _operation(task, served, more[task])}
     paths["/models/{model}/predict"] = {"post": predict_operation(catalog)}
     for one in installed().values():
         for routes in one.routes:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from carpool.config.model import Task
+from carpool.config.model import Task, task_names
 from carpool.errors import NotFound
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
 from carpool.link.catalog import Catalog, ModelEntry
-from carpool.vision.tasks import kinds
 
-TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
+
+def task_routes() -> Mapping[str, str]:
+    """Returns where any model of a task can be asked. Tasks are imported only where packages bring others."""
+    if len(task_names()) == len(Task):
+        return {task: task.route for task in Task if task.route}
+    from carpool.vision.tasks import kinds
+
+    return {name: kind.route for name, kind in kinds().items() if kind.route}
+
 
 _MOST_MAYBE = 3  # models that an error names
 

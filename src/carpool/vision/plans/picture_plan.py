@@ -20,8 +20,8 @@ from carpool.vision.decode import Decoded, decode, plain_size
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer, PictureHead
 from carpool.vision.picture_answers import DEFAULT, Options
-from carpool.vision.tasks.task import VisionSettings
 from carpool.vision.transforms import Transform
+from carpool.vision.vision_settings import VisionSettings
 
 _FEW_NUMBERS = 2048  # of all outputs: to answer with so many takes less time than to wake a thread
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
-from carpool.config.first_layers import like_imagenet
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, values_on_device
 from carpool.config.presets import (
     PRESETS,
     VALUES,
     keeps_crop,
+    like_imagenet,
     preset_fields,
     replaced,
     said_of_pixels,
@@ -25,10 +25,8 @@ from carpool.config.presets import (
 )
 from carpool.errors import ConfigError
 from carpool.types import Datatype
-from carpool.vision.claims import Claims
-from carpool.vision.output_facts import FLOATS
-from carpool.vision.processor_config import FIELD_OF
-from carpool.vision.tasks.task import Picture
+from carpool.vision.output_facts import FIELD_OF, Claims
+from carpool.vision.picture_input import FLOATS, Picture
 
 _AS_THEY_ARE = {"scale": 1.0, "mean": (0.0,), "std": (1.0,)}
 

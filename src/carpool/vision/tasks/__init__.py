@@ -24,9 +24,10 @@ from carpool.vision.tasks.pose import PoseTask
 from carpool.vision.tasks.read import Read
 from carpool.vision.tasks.restore import Restore
 from carpool.vision.tasks.segment import Segment
-from carpool.vision.tasks.task import VisionSettings, VisionTask
+from carpool.vision.tasks.task import VisionTask
 from carpool.vision.tasks.text_regions import FindText
 from carpool.vision.tasks.written import Caption, WrittenLine
+from carpool.vision.vision_settings import VisionSettings
 
 _OWN: tuple[type[VisionTask], ...] = (
     Detect,

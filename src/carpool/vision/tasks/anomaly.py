@@ -13,14 +13,15 @@ from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, Anomalies, Anomaly, Option, Options
 from carpool.vision.tasks.depth import read_map, written_range
-from carpool.vision.tasks.task import SCORE_DIGITS, VisionSettings, VisionTask, read, read_floats, size
+from carpool.vision.tasks.task import SCORE_DIGITS, VisionTask, read, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 _INSIDE = 0.5  # of a mask of 0 and 1 that is laid over the image
 
 
 class FindAnomaly(VisionTask):
     name = Task.ANOMALY
-    route, summary = "/anomaly", "Score how unusual an image is, and where"
+    route, summary = Task.ANOMALY.route, "Score how unusual an image is, and where"
     form, title = Anomalies, "A score of the image, and where it comes from"
     example: ClassVar[Mapping[str, Any]] = {
         "anomaly": {

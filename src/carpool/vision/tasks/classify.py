@@ -11,19 +11,13 @@ from carpool.config.model import ClassifySettings, Task
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, SCORE, TOP_K, Class, Classes, Option, Options
-from carpool.vision.tasks.task import (
-    SCORE_DIGITS,
-    VisionSettings,
-    VisionTask,
-    activate,
-    read_floats,
-    size,
-)
+from carpool.vision.tasks.task import SCORE_DIGITS, VisionTask, activate, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 
 class Classify(VisionTask):
     name = Task.CLASSIFY
-    route, summary = "/classify", "Classify an image"
+    route, summary = Task.CLASSIFY.route, "Classify an image"
     form, title = Classes, "Classes of the image"
     example: ClassVar[Mapping[str, Any]] = {
         "classes": [

@@ -13,14 +13,15 @@ from carpool.errors import ModelError
 from carpool.types import Array, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, Depths, Option, Options, Range
-from carpool.vision.tasks.task import VisionSettings, VisionTask, read_floats, size
+from carpool.vision.tasks.task import VisionTask, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 _MOST = 65_535
 
 
 class Depth(VisionTask):
     name = Task.DEPTH
-    route, summary = "/depth", "Estimate the depth of each pixel"
+    route, summary = Task.DEPTH.route, "Estimate the depth of each pixel"
     form, title = Depths, "Depth of each pixel"
     example: ClassVar[Mapping[str, Any]] = {
         "depth": {"low": 0.4, "high": 12.5, "png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAAAAABi"}

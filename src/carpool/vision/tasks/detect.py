@@ -37,18 +37,18 @@ from carpool.vision.point_heads import scrfd
 from carpool.vision.tasks.task import (
     BOX_DIGITS,
     SCORE_DIGITS,
-    VisionSettings,
     VisionTask,
     activate,
     read_floats,
     rounded,
     size,
 )
+from carpool.vision.vision_settings import VisionSettings
 
 
 class Detect(VisionTask):
     name = Task.DETECT
-    route, summary = "/detect", "Find objects"
+    route, summary = Task.DETECT.route, "Find objects"
     form, title = Detections, "Objects and where they are"
     example: ClassVar[Mapping[str, Any]] = {
         "detections": [

@@ -23,20 +23,13 @@ from carpool.vision.picture_answers import (
     RotatedBoxes,
 )
 from carpool.vision.tasks.detect import listed
-from carpool.vision.tasks.task import (
-    BOX_DIGITS,
-    SCORE_DIGITS,
-    VisionSettings,
-    VisionTask,
-    read_floats,
-    rounded,
-    size,
-)
+from carpool.vision.tasks.task import BOX_DIGITS, SCORE_DIGITS, VisionTask, read_floats, rounded, size
+from carpool.vision.vision_settings import VisionSettings
 
 
 class ObbTask(VisionTask):
     name = Task.OBB
-    route, summary = "/obb", "Find objects at any angle"
+    route, summary = Task.OBB.route, "Find objects at any angle"
     form, title = RotatedBoxes, "Objects and the turned boxes around them"
     example: ClassVar[Mapping[str, Any]] = {
         "detections": [

@@ -12,17 +12,10 @@ from carpool.config.model import EmbedSettings, Task
 from carpool.errors import ModelError, TooLarge
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.geometry import Geometry
-from carpool.vision.output_facts import FLOATS
 from carpool.vision.picture_answers import Embedding, Options, Output, Outputs
-from carpool.vision.tasks.task import (
-    LoadedModel,
-    VisionSettings,
-    VisionTask,
-    read,
-    read_floats,
-    size,
-    widened,
-)
+from carpool.vision.picture_input import FLOATS, widened
+from carpool.vision.tasks.task import LoadedModel, VisionTask, read, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 MAX_NUMBERS = 100_000  # in one answer; as JSON text that is one or two megabytes
 
@@ -73,7 +66,7 @@ def _listed(array: Array, datatype: Datatype) -> Any:
 
 class Embed(VisionTask):
     name = Task.EMBED
-    route, summary = "/embed", "Turn an image into a vector"
+    route, summary = Task.EMBED.route, "Turn an image into a vector"
     form, title = Embedding, "The image as a vector"
     example: ClassVar[Mapping[str, Any]] = {"embedding": [0.6, -0.8, 0.0]}
     table = EmbedSettings

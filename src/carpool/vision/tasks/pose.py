@@ -14,20 +14,13 @@ from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import IOU, MOST_BOXES, OVERLAY, SCORE, Option, Options, Pose, Poses
 from carpool.vision.point_heads import WHOLE, scrfd, whole_image
 from carpool.vision.tasks.detect import listed
-from carpool.vision.tasks.task import (
-    BOX_DIGITS,
-    SCORE_DIGITS,
-    VisionSettings,
-    VisionTask,
-    read_floats,
-    rounded,
-    size,
-)
+from carpool.vision.tasks.task import BOX_DIGITS, SCORE_DIGITS, VisionTask, read_floats, rounded, size
+from carpool.vision.vision_settings import VisionSettings
 
 
 class PoseTask(VisionTask):
     name = Task.POSE
-    route, summary = "/pose", "Find keypoints"
+    route, summary = Task.POSE.route, "Find keypoints"
     form, title = Poses, "Objects, where they are and where their keypoints are"
     example: ClassVar[Mapping[str, Any]] = {
         "detections": [

@@ -12,20 +12,15 @@ from carpool.errors import ConfigError, ModelError
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import MOST_TOKENS, OVERLAY, Option, Options, ReadText
-from carpool.vision.tasks.task import (
-    SCORE_DIGITS,
-    VisionSettings,
-    VisionTask,
-    read_floats,
-    size,
-)
+from carpool.vision.tasks.task import SCORE_DIGITS, VisionTask, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 MOST_VALUES = 1 << 26  # of one line: a thousand steps, each with all of Unicode's planes in use
 
 
 class Read(VisionTask):
     name = Task.READ
-    route, summary = "/read", "Read the text in an image"
+    route, summary = Task.READ.route, "Read the text in an image"
     form, title = ReadText, "Text of a line or a page"
     example: ClassVar[Mapping[str, Any]] = {"text": "Invoice 2041", "score": 0.987104}
     options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY, "max_tokens": MOST_TOKENS}

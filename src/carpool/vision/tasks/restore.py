@@ -13,7 +13,8 @@ from carpool.errors import ModelError, TooLarge
 from carpool.types import Array
 from carpool.vision.geometry import Geometry, scale_of
 from carpool.vision.picture_answers import OVERLAY, PICTURE_FORMAT, Option, Options, Restored, RestoredPicture
-from carpool.vision.tasks.task import VisionSettings, VisionTask, read_floats, size
+from carpool.vision.tasks.task import VisionTask, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 _CHANNELS = (1, 3)
 _MOST_PIXELS = 1 << 25
@@ -21,7 +22,7 @@ _MOST_PIXELS = 1 << 25
 
 class Restore(VisionTask):
     name = Task.RESTORE
-    route, summary = "/restore", "Make a larger, sharper or cleaner image"
+    route, summary = Task.RESTORE.route, "Make a larger, sharper or cleaner image"
     form, title = Restored, "The image that the model made"
     example: ClassVar[Mapping[str, Any]] = {
         "restored": {

@@ -25,17 +25,10 @@ from carpool.vision.picture_answers import (
     Option,
     Options,
 )
+from carpool.vision.picture_input import widened
 from carpool.vision.tasks.detect import listed
-from carpool.vision.tasks.task import (
-    SCORE_DIGITS,
-    VisionSettings,
-    VisionTask,
-    activate,
-    read,
-    read_floats,
-    size,
-    widened,
-)
+from carpool.vision.tasks.task import SCORE_DIGITS, VisionTask, activate, read, read_floats, size
+from carpool.vision.vision_settings import VisionSettings
 
 if TYPE_CHECKING:
     from carpool.vision.mask_regions import MaskRegion, Regions
@@ -47,7 +40,7 @@ _BACKGROUNDS = ("background", "__background__", "_background_")
 
 class Segment(VisionTask):
     name = Task.SEGMENT
-    route, summary = "/segment", "Segment an image"
+    route, summary = Task.SEGMENT.route, "Segment an image"
     form, title = Masks, "Masks of objects or classes"
     example: ClassVar[Mapping[str, Any]] = {
         "masks": [

@@ -21,22 +21,15 @@ from carpool.vision.picture_answers import (
     TextRegion,
     TextRegions,
 )
-from carpool.vision.tasks.task import (
-    BOX_DIGITS,
-    SCORE_DIGITS,
-    VisionSettings,
-    VisionTask,
-    read_floats,
-    rounded,
-    size,
-)
+from carpool.vision.tasks.task import BOX_DIGITS, SCORE_DIGITS, VisionTask, read_floats, rounded, size
+from carpool.vision.vision_settings import VisionSettings
 
 _LEAST_SHARE = 1e-3  # pixels of the picture that a region must have left inside it
 
 
 class FindText(VisionTask):
     name = Task.TEXT_REGIONS
-    route, summary = "/text_regions", "Find text in an image"
+    route, summary = Task.TEXT_REGIONS.route, "Find text in an image"
     form, title = TextRegions, "Where there is text"
     example: ClassVar[Mapping[str, Any]] = {
         "regions": [

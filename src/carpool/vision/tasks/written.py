@@ -13,7 +13,8 @@ from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import MOST_TOKENS, CaptionText, Option, Options, ReadText
 from carpool.vision.recognition import WRITTEN, WRITTEN_END
-from carpool.vision.tasks.task import VisionSettings, VisionTask, size
+from carpool.vision.tasks.task import VisionTask, size
+from carpool.vision.vision_settings import VisionSettings
 
 TEXT_TASKS = (Task.READ, Task.CAPTION)
 """Their answers are text, which a model may write piece by piece."""
@@ -40,7 +41,7 @@ def _text(output: Array | None) -> str:
 
 class Caption(VisionTask):
     name = Task.CAPTION
-    route, summary = "/caption", "Describe an image"
+    route, summary = Task.CAPTION.route, "Describe an image"
     form, title = CaptionText, "Text that a model writes about an image"
     example: ClassVar[Mapping[str, Any]] = {"text": "a dog on a beach", "finish_reason": "stop"}
     options: ClassVar[Mapping[str, Option]] = {"max_tokens": MOST_TOKENS}
