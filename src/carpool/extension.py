@@ -257,6 +257,9 @@ class Extension:
     choice_fields: tuple[str, ...] = ()
     """Fields of a request's head, in small letters and beginning with x-carpool-, which ask for one of
     several versions: the front part is loaded with the first, and its `choose` is called wherever one is."""
+    picture_options: tuple[str, ...] = ()
+    """Options of a request on a picture route which ask for it: the front part is loaded with the first, and
+    its `picture_model_for` says who takes the pictures."""
     addresses: str = ""
     """Pattern of what may be named in the place of a model's path, as "models:/.+". Where one is, the
     extension is started."""

@@ -140,7 +140,8 @@ def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
     """
     if job.course.probe:
         return True
-    if job.course.later or job.deadline - job.arrived < 0.99 * slo or now >= job.due:
+    promise = job.course.promise or slo
+    if job.course.later or job.deadline - job.arrived < 0.99 * promise or now >= job.due:
         return False
     if job.course.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
         return False  # its input is still to come, as another's is, who will show how it is

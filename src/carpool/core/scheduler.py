@@ -106,10 +106,17 @@ class Scheduler(SchedulerState):
             self.lanes.coming[job] = None
         return None
 
-    def refuses(self, job: Job, now: float) -> Refusal | None:
-        """Returns what the gate says to a request that is still on its way: nothing is counted yet."""
-        job.lane = self.lanes.peek(*self.policy.place(job, self._number))
-        return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
+    def refuses(self, job: Job, now: float, ahead: int = 0) -> Refusal | None:
+        """Returns what the gate says to a request that is still on its way, as are so many images of its
+        source `ahead` of it: nothing is counted yet."""
+        job.lane = lane = self.lanes.peek(*self.policy.place(job, self._number))
+        lane.waiting += ahead
+        self.lanes.waiting += ahead
+        try:
+            return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
+        finally:
+            lane.waiting -= ahead
+            self.lanes.waiting -= ahead
 
     def room(self, job: Job, now: float) -> tuple[int, Refusal | None]:
         """Returns about how many like this one, which is still on its way, would be let in now one after the

@@ -90,7 +90,7 @@ class EngineHost(Publisher):
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
-        self.groups: dict[int, OpensGroups] = {}  # of those whose requests are groups of others, by key
+        self.groups: dict[int, OpensGroups] = {}  # what lets in groups of requests, by key
         self._ends: list[Callable[[], None]] = []
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready

@@ -676,6 +676,12 @@ def choice_fields() -> Mapping[bytes, Extension]:
 
 
 @cache
+def picture_options() -> Mapping[str, Extension]:
+    """Returns the extensions by the options of picture routes that ask for them."""
+    return {name: one for one in installed().values() for name in one.picture_options}
+
+
+@cache
 def installed() -> Mapping[str, Extension]:
     """Returns every extension by name: those of other packages first, since they are outermost."""
     from importlib.metadata import entry_points  # its import takes longer than most processes use it

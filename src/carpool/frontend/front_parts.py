@@ -3,13 +3,13 @@ catalogue says something."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.server import ServerSettings
 from carpool.extension import Extension
-from carpool.extensions import choice_fields, installed, started
+from carpool.extensions import choice_fields, installed, picture_options, started
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
 from carpool.frontend.calls.own_request import send
@@ -85,6 +85,7 @@ class FrontParts:
         self._parts: dict[str, FrontPart] = {}
         self._seen: set[str] = set()  # extensions that were looked for
         self._by_field = dict(choice_fields())  # those that a field of a request's head still loads
+        self._by_option = dict(picture_options())  # and those that an option of a picture route does
         self.observers: tuple[Observer, ...] = ()
         self.see_pictures: tuple[SeesPictures, ...] = ()
         self.see_refused: tuple[SeesRefused, ...] = ()
@@ -119,7 +120,14 @@ class FrontParts:
 
     def loads_for(self, fields: Mapping[bytes, bytes], catalog: Catalog) -> bool:
         """Returns whether a part had to be loaded, as these fields of a request's head ask for."""
-        asked = {one.name: one for field, one in self._by_field.items() if field in fields}
+        return self._loads(catalog, (one for field, one in self._by_field.items() if field in fields))
+
+    def loads_for_options(self, options: Mapping[str, str], catalog: Catalog) -> bool:
+        """Does the same for the options of a request on a picture route."""
+        return self._loads(catalog, (one for name, one in self._by_option.items() if name in options))
+
+    def _loads(self, catalog: Catalog, extensions: Iterable[Extension]) -> bool:
+        asked = {one.name: one for one in extensions}
         parts = [self._load(extension) for extension in asked.values()]
         for part in parts:
             if part is not None and part.follow is not None:
@@ -129,6 +137,7 @@ class FrontParts:
     def _load(self, extension: Extension) -> FrontPart | None:
         self._seen.add(extension.name)
         self._by_field = {field: one for field, one in self._by_field.items() if one is not extension}
+        self._by_option = {name: one for name, one in self._by_option.items() if one is not extension}
         if not extension.front:
             return None
         part: FrontPart = extension.part(extension.front)(self.server)

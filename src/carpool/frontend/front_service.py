@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.calls.call_service import CallService
@@ -20,6 +21,9 @@ from carpool.frontend.front_parts import FrontParts
 from carpool.link.catalog import UNLOADED, Catalog, ModelEntry
 from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.sent_pictures import PictureModel
 
 _LONGEST_SHOWN = 80
 _MOST_COMPARED = 5
@@ -124,6 +128,16 @@ class FrontService(CallService):
         if self.parts.loads_for(fields, self.engine.catalog):
             self._renew_lanes()
         return self._lanes.choose(entry, fields, tensors)
+
+    def picture_model(self, entry: ModelEntry, options: Mapping[str, str]) -> PictureModel:
+        """Returns what takes the pictures of requests with these options on picture routes."""
+        if self.parts.loads_for_options(options, self.engine.catalog):
+            self._renew_lanes()
+        for part in self.parts.in_order():
+            found = None if part.picture_model_for is None else part.picture_model_for(entry, options)
+            if found is not None:
+                return found
+        return self.with_pictures().model(entry)
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or

@@ -23,7 +23,7 @@ from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.batch_document import batch_document
 from carpool.engine.models.runtime import EngineParts, InstancesRuntime
 from carpool.engine.models.second_look import SecondLook, wants_second_look
-from carpool.engine.models.served import Gate, Served, VersionState
+from carpool.engine.models.served import Gate, OpensGroups, Served, VersionState
 from carpool.engine.models.serving_part import Seating, Stand, first, serving_parts
 from carpool.engine.profile.hardware import process_age
 from carpool.engine.profile.model_profile import Profile, StartTimes
@@ -66,6 +66,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._brief: Brief | None = None  # also of instances that replace others
         self._piece = 1
         self._background: Background | None = None
+        self._groups: OpensGroups | None = None
         self._seating: Seating | None = None
         self._stand: Stand | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -89,6 +90,16 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if self._stand is not None:
             return self._stand
         return Eager(self.driver) if self.served.config.mode is Mode.EAGER else self.driver
+
+    def groups(self) -> OpensGroups | None:
+        """Returns what lets in the parts of an image together. It is imported where a version may have some:
+        one that takes images, in batches."""
+        if self._groups is None and self.served.vision is not None and self._stand is None:
+            from carpool.engine.routes.image_groups import ImageGroups
+
+            if self._seating is None:
+                self._groups = ImageGroups(self.served.name, self.driver.scheduler)
+        return self._groups
 
     def background_route(self) -> Background:
         """Returns the route for background work; the first one registers this model with the arbiter of its

@@ -212,7 +212,7 @@ class Runtime:
         raise NotImplementedError
 
     def groups(self) -> OpensGroups | None:
-        """Returns what lets in requests that front ends take apart; None: they take none apart."""
+        """Returns what lets in together the requests that front ends make of one; None: they make none."""
         return None
 
     def background_route(self) -> Background:
@@ -290,7 +290,8 @@ class Group(Protocol):
 
 
 class OpensGroups(Protocol):
-    """Defines what a runtime has whose requests are groups of requests to other models."""
+    """Defines what lets in groups of requests: to the steps of a model that is made of others, or to one that
+    gets an image in parts. Of those, a step is the number of images of the whole."""
 
     name: str
 

@@ -118,6 +118,9 @@ class FrontPart:
     picture_model: Callable[[ModelEntry], PictureModel | None] | None = None
     """Returns what takes the pictures of a version that is made of several models; None where the extension
     is off. The outermost that returns one counts. It raises `Unavailable` while other models are missing."""
+    picture_model_for: Callable[[ModelEntry, Mapping[str, str]], PictureModel | None] | None = None
+    """Returns what takes the pictures of requests with these options on picture routes; None: what takes all
+    others. The outermost that returns one counts. Called once for each head and catalogue."""
     choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None] | None = None
     """Returns what chooses between versions, given the newest one, the fields of a head and whether tensors
     come; None where all such requests are for the one version. Without fields, it says whether requests are

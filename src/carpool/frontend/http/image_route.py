@@ -136,8 +136,11 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
         check_model(self._who, entry.name)
-        model = self.service.with_pictures().model(entry)
-        options, drawn = self._wanted(self.asked.options, model)
+        return self._target_for(entry, self.asked.options)
+
+    def _target_for(self, entry: ModelEntry, given: Mapping[str, str]) -> ImageTarget:
+        model = self.service.picture_model(entry, given)
+        options, drawn = self._wanted(given, model)
         if self.asked.wants_drawn and "overlay" not in options_of(model.task):
             raise cannot_draw(f"what {entry.name} answers")
         return ImageTarget(self.service.lane(entry), model, options, drawn, assumed_fields(model))
@@ -159,13 +162,12 @@ class ImageRoute(ModelRoute[ImageTarget]):
         """Returns what writes the answer in parts; None: it is one document."""
         return None
 
-    def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
-        """Returns the options with those that stand in a form; and the format of the drawn answer, if one is
-        wanted."""
+    def target_with(self, fields: Mapping[str, str], target: ImageTarget) -> ImageTarget:
+        """Returns the target with the options that stand in a form, too."""
         twice = next((name for name in fields if name in self.asked.options), None)
         if twice is not None:
             raise InvalidInput(f"{twice} is given in the query and in the form", field=twice)
-        return self._wanted({**self.asked.options, **fields}, model)
+        return self._target_for(target.lane.entry, {**self.asked.options, **fields})
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         if "max_tokens" in given and not model.entry.traits.decoupled:
@@ -444,14 +446,14 @@ class ImageRequest:
             self._fetching = work = self.service.fetcher.start(sent.url, seconds, self.exchange.payer)
             work.add_done_callback(self._fetched)
             return
-        pictures, several, target = sent.pictures, sent.several, self.target
+        pictures, several = sent.pictures, sent.several
         if several and self._parts is not None:
             raise InvalidInput("a text stream is for one image: send one at a time")
         if several and self.route.asked.sender.latest:
             raise InvalidInput(f"with {LATEST} send one image at a time", field=LATEST)
-        self.options, self.drawn = target.options, target.drawn
         if sent.fields:
-            self.options, self.drawn = self.route.options_with(sent.fields, target.model)
+            self.target = self.route.target_with(sent.fields, self.target)
+        self.options, self.drawn = self.target.options, self.target.drawn
         if several and self.drawn is not None:
             raise InvalidInput("several images are answered in JSON: draw one at a time", field="overlay")
         self._several = several

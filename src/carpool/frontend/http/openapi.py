@@ -3,7 +3,7 @@ answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -51,13 +51,14 @@ class MoreOfPictures(NamedTuple):
 
     parameters: Sequence[tuple[str, str, Document]]  # name, description and schema of each
     properties: Document  # of answers
+    tasks: Collection[str] = ()  # whose models any request may ask to be served so
 
 
 def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     """`with_keys`: the server asks for one."""
     listed = with_tasks(catalog)
     models = [(entry.name, entry.version, task) for entry, task in listed]
-    more = {task: _more_of(entry for entry, of in listed if of == task) for task in tasks.kinds()}
+    more = {task: _more_of([task], (entry for entry, of in listed if of == task)) for task in tasks.kinds()}
     paths: Document = {}
     for task, kind in tasks.kinds().items():
         served = [name for name, _, of in models if of == task]
@@ -154,10 +155,12 @@ def _history() -> Document:
     }
 
 
-def _more_of(entries: Iterable[ModelEntry]) -> list[MoreOfPictures]:
-    """Returns what extensions add for these models."""
+def _more_of(of: Iterable[str], entries: Iterable[ModelEntry]) -> list[MoreOfPictures]:
+    """Returns what extensions add for these models, which are `of` these tasks."""
     named = {name for entry in entries for name in entry.extra}
-    return [one.part(one.pictures) for name, one in installed().items() if name in named and one.pictures]
+    described = [one for one in installed().values() if one.pictures]
+    found = [(one, one.part(one.pictures)) for one in described if one.name in named or one.picture_options]
+    return [more for one, more in found if one.name in named or not set(of).isdisjoint(more.tasks)]
 
 
 def _stream(task: str) -> list[Document]:
@@ -188,7 +191,10 @@ def predict_operation(catalog: Catalog) -> Document:
     """Describes a call of any model that takes pictures, whose name is in the path."""
     listed = with_tasks(catalog)
     models = [entry.name for entry, _ in listed]
-    options = [*tasks.parameters(), *_parameters(_more_of(entry for entry, _ in listed))]
+    options = [
+        *tasks.parameters(),
+        *_parameters(_more_of({task for _, task in listed}, (entry for entry, _ in listed))),
+    ]
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     version = _parameter("version", "Its version. Default: the newest.", {"type": "string"})
     return {
