@@ -74,6 +74,7 @@ _TEXT = Routes(
 _OPENAI = Routes(
     table=(
         HttpRoute("POST", "/v1/chat/completions", "chat_routes:start_chat"),
+        HttpRoute("POST", "/v1/responses", "chat_routes:start_response"),
         HttpRoute("GET", "/v1/models", "chat_routes:start_list", api="metadata"),
         HttpRoute("GET", "/v1/models/{model}", "chat_routes:start_one", api="metadata"),
     ),

@@ -43,7 +43,7 @@ def refused(body: bytes) -> InvalidInput:
 
 def test_a_picture_alone_is_enough() -> None:
     chat = read_chat(request())
-    assert chat == ("reader", PICTURE, "", 0, False, False)
+    assert chat == ("reader", PICTURE, "", 0, False, False, "max_tokens")
 
 
 def test_what_is_said_beside_it() -> None:

@@ -226,6 +226,81 @@ def test_tokens_are_those_that_the_engine_counted(stream: bool) -> None:
         assert document["usage"]["completion_tokens"] == 9
 
 
+def turn(url: str = URL) -> Any:
+    parts = [{"type": "input_text", "text": "Read"}, {"type": "input_image", "image_url": url}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_openais_own_client_asks_for_a_response(served: FrontEnd, client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model="writer", input=turn(), instructions="Be brief.", max_output_tokens=9, temperature=0
+    )
+    assert (answer.output_text, answer.status, answer.error) == (TEXT, "completed", None)
+    assert (answer.instructions, answer.max_output_tokens, answer.model) == ("Be brief.", 9, "writer")
+    assert answer.usage is not None
+    assert (answer.usage.output_tokens, answer.usage.total_tokens) == (3, 3)
+    assert served.door.calls[-1].head.options.custom == {"max_tokens": 9, "prompt": "Be brief.\nRead"}
+
+
+def test_openais_own_client_streams_a_response(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(model="writer", input=turn(), stream=True))
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    kinds = [one.type.removeprefix("response.") for one in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == TEXT
+    ended = events[-1]
+    assert ended.type == "response.completed"
+    assert ended.response.output_text == TEXT
+    with client.responses.stream(model="writer", input=turn()) as stream:  # gathers by the numbers of items
+        assert stream.get_final_response().output_text == TEXT
+
+
+def test_events_of_a_response_have_their_names(served: FrontEnd) -> None:
+    body = json.dumps({"model": "writer", "input": turn(), "stream": True}).encode()
+    lines = ask(served, "/v1/responses", body, JSON).body.split(b"\n")
+    names = [line[7:].decode() for line in lines if line.startswith(b"event: ")]
+    assert names == [json.loads(line[6:])["type"] for line in lines if line.startswith(b"data: ")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_was_cut_says_so(stream: bool) -> None:
+    with front_end(writer()) as found, found.connect() as client:
+        found.door.held = True
+        client.send(
+            post(
+                "/v1/responses",
+                json.dumps({"model": "writer", "input": turn(), "stream": stream}).encode(),
+                JSON,
+            )
+        )
+        call = found.wait_for_call()
+
+        def end() -> None:
+            call.say({"text_output": [b"Red"], "finish_reason": [b"length"]}, finish="length", last=True)
+            call.answered = True
+            call.hears.done(Answer(timing=Timing()))
+
+        found.run(end)
+        response = client.response()
+        document = events_of(response)[-1]["response"] if stream else json.loads(response.body)
+    assert (document["status"], document["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert document["output"][0]["content"][0]["text"] == "Red"
+
+
+def test_an_error_after_the_first_piece_of_a_response(served: FrontEnd) -> None:
+    body = json.dumps({"model": "x_crash", "input": turn(), "stream": True}).encode()
+    *_, error, failed = events_of(ask(served, "/v1/responses", body, JSON))
+    assert (error["type"], failed["type"]) == ("error", "response.failed")
+    assert "ValueError" in error["message"]
+    assert failed["response"]["error"]["message"] == error["message"]
+    assert failed["sequence_number"] == error["sequence_number"] + 1
+
+
 def test_openais_own_client_lists_models(client: openai.OpenAI) -> None:
     import openai
 
@@ -241,6 +316,9 @@ def test_openais_own_client_hears_why(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="writer", messages=message(), n=2)
     assert refused.value.param == "n"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="writer", input=turn(), previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="finder", messages=message())
     with pytest.raises(openai.APIError, match="ValueError"):
@@ -261,6 +339,11 @@ def test_chunks_end_with_the_word_for_it(served: FrontEnd) -> None:
         ("/v1/chat/completions", b"[" * 5000, JSON, 400, "body"),
         ("/v1/chat/completions", chat(), b"Content-Type: text/plain\r\n", 400, "content-type"),
         ("/v1/chat/completions", chat(model="nobody"), JSON, 404, None),
+        ("/v1/responses", b"{", JSON, 400, "body"),
+        ("/v1/responses", b'{"model": "writer", "input": "What?"}', JSON, 400, "input"),
+        ("/v1/responses", b'{"model": "writer", "tools": [{}]}', JSON, 400, "tools"),
+        ("/v1/responses", b"{}", b"Content-Type: text/plain\r\n", 400, "content-type"),
+        ("/v1/responses/resp_1", b"", JSON, 404, None),
         ("/v1/completions", b"{}", JSON, 404, None),
         ("/v1/models", b"{}", JSON, 405, None),
         ("/v1/chat/completions", chat().replace(URL.encode(), b"data:;base64,AAAA"), JSON, 400, None),
@@ -335,9 +418,11 @@ def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
 # ── who reads slowly, and who leaves ──
 
 
-@pytest.mark.parametrize("path", ["/read", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/read", "/v1/chat/completions", "/v1/responses"])
 def test_a_client_that_leaves_cancels_its_call(path: str) -> None:
-    body, extra = (picture(RED), EVENTS) if path == "/read" else (chat(stream=True), JSON)
+    asked = {"model": "writer", "input": turn(), "stream": True}
+    others = {"/read": picture(RED), "/v1/responses": json.dumps(asked).encode()}
+    body, extra = others.get(path, chat(stream=True)), EVENTS if path == "/read" else JSON
     with front_end(writer()) as found:
         found.door.held = True
         with found.connect() as client:

@@ -74,7 +74,13 @@ def test_it_has_every_option(document: dict[str, Any]) -> None:
 
 
 def test_streams_are_described(document: dict[str, Any]) -> None:
-    for path in ("/read", "/caption", "/v1/chat/completions", "/v2/models/{model}/generate_stream"):
+    for path in (
+        "/read",
+        "/caption",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v2/models/{model}/generate_stream",
+    ):
         assert "text/event-stream" in document["paths"][path]["post"]["responses"]["200"]["content"], path
 
 

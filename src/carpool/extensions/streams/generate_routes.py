@@ -255,10 +255,10 @@ class TritonWords:
         return ()
 
     def piece(self, text: str, _number: int) -> Sequence[bytes]:
-        return [orjson.dumps(self._words | {"text_output": text})]
+        return [as_event(orjson.dumps(self._words | {"text_output": text}))]
 
     def last(self, written: Written) -> Sequence[bytes]:
-        return [self._ended("", written.finish)]
+        return [as_event(self._ended("", written.finish))]
 
     def whole(self, written: Written) -> bytes:
         return self._ended(written.text, written.finish)
@@ -266,8 +266,8 @@ class TritonWords:
     def _ended(self, text: str, finish: str) -> bytes:
         return orjson.dumps(self._words | {"text_output": text, "finish_reason": finish})
 
-    def error(self, error: CarpoolError) -> bytes:
-        return _failed(error)
+    def error(self, error: CarpoolError) -> Sequence[bytes]:
+        return [as_event(_failed(error))]
 
 
 def _failed(error: CarpoolError) -> bytes:

@@ -8,7 +8,7 @@ out what was asked would be worse.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -35,59 +35,73 @@ class Chat(NamedTuple):
     max_tokens: int = 0  # 0: as many as the model writes
     stream: bool = False
     include_usage: bool = False
+    limit_field: str = "max_tokens"  # the field of the request that limits the tokens
 
 
 def read_chat(body: bytes | bytearray) -> Chat:
     """Raises `InvalidInput` that names the field at fault. A long body takes its time: safe in any thread."""
     document = load_object(body, "request", tensors=False)
-    for name, value in document.items():
-        if name in _READ:
-            continue
-        if name not in _HARMLESS:
-            raise _wrong(name[:64], f"unknown {shown(name)}; {nearest(name, (*_READ, *_HARMLESS))}")
-        allowed, why = _HARMLESS[name]
-        if value is not None and not allowed(value):
-            raise _wrong(name, f"{name}: {why}")
-    model = document.get("model")
-    if not isinstance(model, str) or not model:
-        raise _wrong("model", "model must be the name of a model: GET /v1/models lists them")
-    stream = _flag(document.get("stream"), "stream")
-    include_usage = _read_stream_options(document.get("stream_options"), stream)
+    check_fields(document, _READ, _HARMLESS)
+    model = read_model(document)
+    stream = read_flag(document.get("stream"), "stream")
+    include_usage = read_stream_options(document.get("stream_options"), stream, ("include_usage",))
     picture, prompt = _read_messages(document.get("messages"))
-    return Chat(model, picture, prompt, _read_limit(document), stream, include_usage)
+    return Chat(model, picture, prompt, read_limit(document, _LIMITS), stream, include_usage)
 
 
-def _wrong(field: str, message: str) -> InvalidInput:
+def wrong(field: str, message: str) -> InvalidInput:
     return InvalidInput(message, field=field)
 
 
-def _flag(value: object, field: str) -> bool:
+def check_fields(document: Mapping[str, Any], read: Sequence[str], others: OtherFields) -> None:
+    """Rejects fields that are not known, and values that ask for what is not done. `read` are the names of
+    fields that are looked at elsewhere."""
+    for name, value in document.items():
+        if name in read:
+            continue
+        if name not in others:
+            raise wrong(name[:64], f"unknown {shown(name)}; {nearest(name, (*read, *others))}")
+        allowed, why = others[name]
+        if value is not None and not allowed(value):
+            raise wrong(name, f"{name}: {why}")
+
+
+def read_model(document: Mapping[str, Any]) -> str:
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise wrong("model", "model must be the name of a model: GET /v1/models lists them")
+    return model
+
+
+def read_flag(value: object, field: str) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise _wrong(field, f"{field} must be true or false")
+    raise wrong(field, f"{field} must be true or false")
 
 
-def _read_stream_options(options: object, stream: bool) -> bool:
+def read_stream_options(options: object, stream: bool, known: Sequence[str]) -> bool:
+    """Returns whether the last event has the count of tokens. `include_obfuscation` has no effect."""
     if options is None:
         return False
     if not stream:
-        raise _wrong("stream_options", "stream_options go with stream: true")
+        raise wrong("stream_options", "stream_options go with stream: true")
     if not isinstance(options, dict):
-        raise _wrong("stream_options", "stream_options must be an object")
+        raise wrong("stream_options", "stream_options must be an object")
+    known = (*known, "include_obfuscation")
     for name in options:
-        if name not in ("include_usage", "include_obfuscation"):
-            raise _wrong(f"stream_options.{name[:64]}", f"unknown {shown(name)}; include_usage is known")
-    return _flag(options.get("include_usage"), "stream_options.include_usage")
+        if name not in known:
+            raise wrong(f"stream_options.{name[:64]}", f"unknown {shown(name)}; {known[0]} is known")
+    return read_flag(options.get("include_usage"), "stream_options.include_usage")
 
 
-def _read_limit(document: Mapping[str, Any]) -> int:
-    """OpenAI has two names for it; both together must agree."""
-    given = {name: document[name] for name in _LIMITS if document.get(name) is not None}
+def read_limit(document: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Returns the limit of tokens, 0 for none. Where OpenAI has two names for it, both must agree."""
+    given = {name: document[name] for name in names if document.get(name) is not None}
     for name, value in given.items():
         if type(value) is not int or not 1 <= value <= MOST_TOKENS:
-            raise _wrong(name, f"{name} must be a whole number from 1 to {MOST_TOKENS}")
+            raise wrong(name, f"{name} must be a whole number from 1 to {MOST_TOKENS}")
     if len(set(given.values())) > 1:
-        raise _wrong(_LIMITS[0], f"{' and '.join(_LIMITS)} contradict each other: give one")
+        raise wrong(names[0], f"{' and '.join(names)} contradict each other: give one")
     return next(iter(given.values()), 0)
 
 
@@ -96,53 +110,62 @@ def _read_limit(document: Mapping[str, Any]) -> int:
 
 def _read_messages(messages: object) -> tuple[bytes, str]:
     """Returns the one picture, and all that is said."""
+    url, at, prompt = one_image(messages, "messages", _read_part)
+    if not at:
+        raise wrong("messages", f"no message has an image: send one as image_url with the url {_ONE_PICTURE}")
+    return read_url(url, f"{at}.image_url.url"), prompt
+
+
+def one_image(messages: object, field: str, read_part: ReadPart) -> tuple[str, str, str]:
+    """Returns the address of the one image in messages, the name of its part in errors, and all that is
+    said. Without an image, both names are empty."""
     if not isinstance(messages, list) or not 1 <= len(messages) <= _MOST_MESSAGES:
-        raise _wrong("messages", f"messages must be a list of 1 to {_MOST_MESSAGES} messages")
+        raise wrong(field, f"{field} must be a list of 1 to {_MOST_MESSAGES} messages")
     url, at, said = "", "", []
     for number, message in enumerate(messages):
-        where = f"messages[{number}]"
+        where = f"{field}[{number}]"
         role, content = _read_message(message, where)
+        if isinstance(content, str):
+            said.append(content)
+            continue
         for inside, part in _parts(content, f"{where}.content"):
-            text, found = _read_part(part, inside)
+            text, found = read_part(part, inside)
             if not found:
                 said.append(text)
                 continue
             if role != "user":
-                raise _wrong(inside, f"{inside}: an image belongs in a message of the user, not of {role}")
+                raise wrong(inside, f"{inside}: an image belongs in a message of the user, not of {role}")
             if at:
-                raise _wrong(inside, f"{inside} is a second image, but a request has one")
+                raise wrong(inside, f"{inside} is a second image, but a request has one")
             url, at = found, inside
-    prompt = "\n".join(said)
+    return url, at, check_prompt("\n".join(said), field)
+
+
+def check_prompt(prompt: str, field: str) -> str:
     if len(prompt) > _MOST_PROMPT:
-        raise _wrong("messages", f"the text of all messages is over {_MOST_PROMPT} characters")
-    if not at:
-        raise _wrong(
-            "messages", f"no message has an image: send one as image_url with the url {_ONE_PICTURE}"
-        )
-    return _read_url(url, f"{at}.image_url.url"), prompt
+        raise wrong(field, f"{field}: the text of all messages is over {_MOST_PROMPT} characters")
+    return prompt
 
 
 def _read_message(message: object, where: str) -> tuple[str, object]:
     if not isinstance(message, dict):
-        raise _wrong(where, f"{where} must be an object with role and content")
+        raise wrong(where, f"{where} must be an object with role and content")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         given = f", not {shown(role)}" if isinstance(role, str) else ""
-        raise _wrong(f"{where}.role", f"{where}.role must be {_EITHER_ROLE}{given}")
+        raise wrong(f"{where}.role", f"{where}.role must be {_EITHER_ROLE}{given}")
     for name in ("tool_calls", "function_call", "audio"):
         if message.get(name):
-            raise _wrong(f"{where}.{name}", f"{where}.{name}: {_TOOLS if name != 'audio' else _SOUND}")
+            raise wrong(f"{where}.{name}", f"{where}.{name}: {TOOLS if name != 'audio' else SOUND}")
     return role, message.get("content")
 
 
 def _parts(content: object, where: str) -> Sequence[tuple[str, object]]:
-    """Returns them with their names in errors; text alone is one part."""
+    """Returns them with their names in errors."""
     if content is None:
         return ()
-    if isinstance(content, str):
-        return [(where, {"type": "text", "text": content})]
     if not isinstance(content, list) or len(content) > _MOST_PARTS:
-        raise _wrong(where, f"{where} must be text, or a list of at most {_MOST_PARTS} parts")
+        raise wrong(where, f"{where} must be text, or a list of at most {_MOST_PARTS} parts")
     return [(f"{where}[{number}]", part) for number, part in enumerate(content)]
 
 
@@ -150,34 +173,34 @@ def _read_part(part: object, where: str) -> tuple[str, str]:
     """Returns its text, or the address of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
-        raise _wrong(f"{where}.type", f"{where} must be an object with a type: text or image_url")
+        raise wrong(f"{where}.type", f"{where} must be an object with a type: text or image_url")
     if kind == "text":
         text = part.get("text")
         if not isinstance(text, str):
-            raise _wrong(f"{where}.text", f"{where}.text must be a string")
+            raise wrong(f"{where}.text", f"{where}.text must be a string")
         return text, ""
     if kind != "image_url":
-        why = _SOUND if "audio" in kind else "it must be text or image_url"
-        raise _wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
+        why = SOUND if "audio" in kind else "it must be text or image_url"
+        raise wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, dict) else None
     if not isinstance(url, str) or not url:
-        raise _wrong(
+        raise wrong(
             f"{where}.image_url.url",
             f'{where}.image_url must be an object like {{"url": "{_ONE_PICTURE}"}}',
         )
     return "", url
 
 
-def _read_url(url: str, where: str) -> bytes:
+def read_url(url: str, where: str) -> bytes:
     if url[:5].lower() != "data:":
-        raise _wrong(
+        raise wrong(
             where,
             f"{where} must be a data: URL: no image is fetched from {shown(url[:60])}",
         )
     picture = from_base64(url, where)
     if not picture:
-        raise _wrong(where, f"{where} holds no image")
+        raise wrong(where, f"{where} holds no image")
     return picture
 
 
@@ -186,21 +209,25 @@ def _read_url(url: str, where: str) -> bytes:
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _READ = ("model", "messages", "stream", "stream_options", *_LIMITS)
 _GREEDY = "decoding is greedy, without sampling: leave it out"
-_TOOLS = "tools are not supported: leave them out"
-_SOUND = "audio is not supported, only images and text"
+TOOLS = "tools are not supported: leave them out"
+SOUND = "audio is not supported, only images and text"
 _ONE = "there is one response per image: leave it out, or give 1"
 _NO_NUMBERS = "probabilities of tokens are not reported: leave it out"
-_PLAIN = 'responses are plain text: leave it out, or give {"type": "text"}'
-_NOTHING_HELD = "responses are not stored: leave it out"
+PLAIN = 'responses are plain text: leave it out, or give {"type": "text"}'
+NOTHING_HELD = "responses are not stored: leave it out"
 
 Allowed = Callable[[Any], bool]
+OtherFields: TypeAlias = Mapping[str, tuple[Allowed, str]]
+"""Fields that ask for nothing that is not done anyway, and what is said to any other value of them."""
+ReadPart: TypeAlias = Callable[[object, str], tuple[str, str]]
+"""Returns the text of a part of a message, or the address of its image."""
 
 
 def _number(value: float) -> Allowed:
     return lambda given: not isinstance(given, bool) and given == value
 
 
-def _empty(given: object) -> bool:
+def empty(given: object) -> bool:
     return given in ([], {}, "", False)
 
 
@@ -208,34 +235,37 @@ def _text(given: object) -> bool:
     return isinstance(given, str) and len(given) <= 512
 
 
-_HARMLESS: Mapping[str, tuple[Allowed, str]] = {
+IN_BOTH: OtherFields = {
     "temperature": (_number(0), _GREEDY),
     "top_p": (_number(1), _GREEDY),
-    "top_k": (_number(1), _GREEDY),
-    "n": (_number(1), _ONE),
-    "presence_penalty": (_number(0), _GREEDY),
-    "frequency_penalty": (_number(0), _GREEDY),
-    "logit_bias": (_empty, _GREEDY),
-    "seed": (lambda given: type(given) is int, "must be a whole number"),
-    "stop": (_empty, "stop sequences are not supported: leave it out"),
-    "logprobs": (_empty, _NO_NUMBERS),
     "top_logprobs": (_number(0), _NO_NUMBERS),
-    "tools": (_empty, _TOOLS),
-    "tool_choice": (lambda given: given in ("none", "auto"), _TOOLS),
+    "tools": (empty, TOOLS),
+    "tool_choice": (lambda given: given in ("none", "auto"), TOOLS),
     "parallel_tool_calls": (lambda given: isinstance(given, bool), "must be true or false"),
-    "functions": (_empty, _TOOLS),
-    "function_call": (lambda given: given in ("none", "auto"), _TOOLS),
-    "response_format": (lambda given: given == {"type": "text"}, _PLAIN),
-    "modalities": (lambda given: given == ["text"], _SOUND),
-    "audio": (_empty, _SOUND),
-    "store": (_empty, _NOTHING_HELD),
+    "store": (empty, NOTHING_HELD),
     "metadata": (lambda given: isinstance(given, dict), "must be an object"),
     "user": (_text, "must be a string of at most 512 characters"),
     "safety_identifier": (_text, "must be a string of at most 512 characters"),
     "prompt_cache_key": (_text, "must be a string of at most 512 characters"),
     "service_tier": (lambda given: given in ("auto", "default"), "there is one: leave it out"),
 }
-"""What asks for nothing that is not done anyway, and what is said to anything else."""
+"""Fields of chats and of responses."""
+_HARMLESS: OtherFields = {
+    **IN_BOTH,
+    "top_k": (_number(1), _GREEDY),
+    "n": (_number(1), _ONE),
+    "presence_penalty": (_number(0), _GREEDY),
+    "frequency_penalty": (_number(0), _GREEDY),
+    "logit_bias": (empty, _GREEDY),
+    "seed": (lambda given: type(given) is int, "must be a whole number"),
+    "stop": (empty, "stop sequences are not supported: leave it out"),
+    "logprobs": (empty, _NO_NUMBERS),
+    "functions": (empty, TOOLS),
+    "function_call": (lambda given: given in ("none", "auto"), TOOLS),
+    "response_format": (lambda given: given == {"type": "text"}, PLAIN),
+    "modalities": (lambda given: given == ["text"], SOUND),
+    "audio": (empty, SOUND),
+}
 
 
 # ── answers ──

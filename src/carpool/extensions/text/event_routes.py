@@ -14,6 +14,7 @@ import orjson
 
 from carpool.config.model import Task
 from carpool.errors import CarpoolError
+from carpool.frontend.http.event_stream import as_event
 from carpool.frontend.http.exchange import (
     Exchange,
     HttpHead,
@@ -38,17 +39,17 @@ class EventWords:
         return ()
 
     def piece(self, text: str, number: int) -> Sequence[bytes]:
-        return [orjson.dumps({"text": text, "index": number})]
+        return [as_event(orjson.dumps({"text": text, "index": number}))]
 
     def last(self, written: Written) -> Sequence[bytes]:
         timing = {name: round(took, 3) for name, took in zip(_TIMES, written.times, strict=False)}
-        return [orjson.dumps({"done": True, **written.document, "timing": timing})]
+        return [as_event(orjson.dumps({"done": True, **written.document, "timing": timing}))]
 
     def whole(self, written: Written) -> bytes:
         raise NotImplementedError
 
-    def error(self, error: CarpoolError) -> bytes:
-        return encode_error(error)[:-1] + b',"status":%d}' % status_of(error)
+    def error(self, error: CarpoolError) -> Sequence[bytes]:
+        return [as_event(encode_error(error)[:-1] + b',"status":%d}' % status_of(error))]
 
 
 class EventRoute(ImageRoute):

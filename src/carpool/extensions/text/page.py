@@ -43,44 +43,57 @@ def paths(catalog: Catalog) -> Document:
     one = _get("one_model", "One of the models that write text from images")
     return {
         "/v1/chat/completions": {"post": _completions(named) | who},
+        "/v1/responses": {"post": _responses(named) | who},
         "/v1/models": {"get": _get("list_models", "The models that write text from images") | who},
         "/v1/models/{model}": {"get": one | {"parameters": [in_path(named)]} | who},
     }
 
 
+_LIMIT: Document = {"type": "integer", "minimum": 1}
+_FLAG: Document = {"type": "boolean", "default": False}
+
+
 def _completions(named: Document) -> Document:
-    limit: Document = {"type": "integer", "minimum": 1}
-    flag: Document = {"type": "boolean", "default": False}
-    asked = {
-        "type": "object",
-        "required": ["model", "messages"],
-        "properties": {
-            "model": named,
-            "messages": {
-                "type": "array",
-                "minItems": 1,
-                "items": {"type": "object"},
-                "description": "one of the user has a part of the type image_url, whose url is a data: URL",
-            },
-            "max_completion_tokens": limit,
-            "max_tokens": limit,
-            "stream": flag,
-            "stream_options": {"type": "object", "properties": {"include_usage": flag}},
-        },
+    messages: Document = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "object"},
+        "description": "one of the user has a part of the type image_url, whose url is a data: URL",
     }
-    good: Document = {
-        "description": "A chat.completion; with `stream`, events of chat.completion.chunk, then [DONE].",
+    options = {"type": "object", "properties": {"include_usage": _FLAG}}
+    more = {"max_completion_tokens": _LIMIT, "max_tokens": _LIMIT, "stream": _FLAG, "stream_options": options}
+    good = "A chat.completion; with `stream`, events of chat.completion.chunk, then [DONE]."
+    return _writes("chat_completions", "", {"model": named, "messages": messages}, more, good)
+
+
+def _responses(named: Document) -> Document:
+    given: Document = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "object"},
+        "description": "messages; one of the user has a part of the type input_image, whose image_url is a "
+        "data: URL",
+    }
+    more = {"instructions": {"type": "string"}, "max_output_tokens": _LIMIT, "stream": _FLAG}
+    good = "A response; with `stream`, events from response.created to response.completed."
+    return _writes("responses", ", as a response", {"model": named, "input": given}, more, good)
+
+
+def _writes(name: str, form: str, needed: Document, more: Document, good: str) -> Document:
+    asked = {"type": "object", "required": [*needed], "properties": {**needed, **more}}
+    answer: Document = {
+        "description": good,
         "content": {
             "application/json": {"schema": {"type": "object"}},
             "text/event-stream": {"schema": {"type": "string"}},
         },
     }
     return {
-        "operationId": "chat_completions",
-        "summary": "Text from one image, in OpenAI's format",
+        "operationId": name,
+        "summary": f"Text from one image, in OpenAI's format{form}",
         "description": "Greedy decoding, one response, no tools. Other settings are rejected by name.",
         "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
-        "responses": {"200": good, **_refused(_REFUSALS)},
+        "responses": {"200": answer, **_refused(_REFUSALS)},
     }
 
 

@@ -45,11 +45,14 @@ class EventStream:
         self._ending = False
 
     def send(self, events: Iterable[bytes]) -> None:
-        """Sends events, each of them one line of data. Raises `Cancelled` for a client that reads too slowly,
-        who is gone then; one that has left is passed over in silence."""
-        data = b"".join(map(as_event, events))
+        """Sends events, each of them one line of data; else as `write`."""
+        self.write(b"".join(map(as_event, events)))
+
+    def write(self, data: bytes) -> None:
+        """Sends whole events. Raises `Cancelled` for a client that reads too slowly, who is gone then; one
+        that has left is passed over in silence."""
         if self._long:
-            self._write(SlicedBytes((data,)), _nothing, _not_counted)
+            self._write_long(SlicedBytes((data,)), _nothing, _not_counted)
         elif data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
             self._cut()
 
@@ -59,7 +62,7 @@ class EventStream:
 
     def send_long(self, event: SlicedJson, ended: Callable[[], None], sent: Callable[[int], None]) -> None:
         """Sends one event in pieces, and calls `ended` when nothing of it is needed any more."""
-        self._write(event.within(b"data: ", b"\n\n"), ended, sent)
+        self._write_long(event.within(b"data: ", b"\n\n"), ended, sent)
 
     def key_ended(self) -> None:
         """The key that it was asked with is removed: nothing more is sent, or worked on."""
@@ -74,7 +77,7 @@ class EventStream:
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
 
-    def _write(self, content: Sliced, ended: Callable[[], None], sent: Callable[[int], None]) -> None:
+    def _write_long(self, content: Sliced, ended: Callable[[], None], sent: Callable[[int], None]) -> None:
         if self._exchange.unsent and sum(self._long) > MOST_UNREAD:
             ended()
             self._cut()

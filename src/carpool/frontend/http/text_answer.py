@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
 
 class Writer(Protocol):
-    """Defines in which words a text is answered. An event is one line of data."""
+    """Defines in which words a text is answered. Events are whole, as `as_event` makes them of data."""
 
     @property
     def streams(self) -> bool:
@@ -51,7 +51,7 @@ class Writer(Protocol):
 
     def whole(self, written: Written) -> bytes: ...
 
-    def error(self, error: CarpoolError) -> bytes:
+    def error(self, error: CarpoolError) -> Sequence[bytes]:
         """Returns an error after the first piece, when it is too late for a status."""
 
 
@@ -97,15 +97,16 @@ class TextAnswer:
             return False
         if self._exchange.pending:
             with suppress(Cancelled):
-                self._end([self._writer.error(error)])
+                self._end(self._writer.error(error))
         return True
 
     def _say(self, events: Sequence[bytes]) -> None:
         if self._stream is None:
             events = [*self._writer.head(), *events]
             self._stream = EventStream(self._exchange)
-        self._row.add(BYTES_SENT, sum(map(len, events)))
-        self._stream.send(events)
+        data = b"".join(events)
+        self._row.add(BYTES_SENT, len(data))
+        self._stream.write(data)
 
     def _end(self, events: Sequence[bytes]) -> None:
         self._say(events)
