@@ -45,6 +45,7 @@ NOT_YET = frozenset(("text", "torch"))  # what needs torch goes with it
 
 _LINKED_BYTES = 1 << 16  # larger files are shared with the copy: nothing changes them in place
 _READY_S = 180.0
+_CLASSIFIER = "efficientnet_lite0"  # of the demo, where another one may be loaded first
 _TESTS_S, _DAY_S = 1200.0, 400.0  # of each extension: two that the date chooses take a few minutes
 _SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py)", re.MULTILINE)
 
@@ -178,7 +179,7 @@ def _asked(server: subprocess.Popen[bytes], log: Path, folder: Path) -> str:
     while time.monotonic() < end and server.poll() is None:
         listening = re.search(r" listening .*http=(\d+)", log.read_text(errors="replace"))
         if listening is not None:
-            url = f"http://127.0.0.1:{listening[1]}/classify"
+            url = f"http://127.0.0.1:{listening[1]}/models/{_CLASSIFIER}/predict"
             request = urllib.request.Request(url, picture, {"Content-Type": "image/jpeg"})
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
