@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ RANDOM = np.random.default_rng(8)
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_CACHE_DIR", str(tmp_path / "cache"))
-    rebatching.with_batches.cache_clear()
+    rebatching._made.cache_clear()
 
 
 def examined(file: Path) -> Examined:
@@ -108,10 +109,30 @@ def test_inspect_writes_the_file(tmp_path: Path) -> None:
 def test_what_was_found_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = attention(tmp_path / "good.onnx"), with_token(tmp_path / "bad.onnx")
     first = examined(good), examined(bad)
-    rebatching.with_batches.cache_clear()
+    rebatching._made.cache_clear()
     monkeypatch.setattr(rebatching, "_refused", lambda *_: pytest.fail("it was tried again"))
     assert examined(good).version == first[0].version
     assert examined(bad).config.unbatched == first[1].config.unbatched
+
+
+def test_a_file_that_another_server_removed_is_made_again(tmp_path: Path) -> None:
+    """All servers of a user share the folder: this process still knows where it was."""
+    file = attention(tmp_path / "m.onnx")
+    made = examined(file).version.file
+    assert made is not None
+    made.unlink()
+    assert examined(file).version.file == made
+    assert made.is_file()
+
+
+def test_the_files_that_were_used_longest_ago_are_removed(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.onnx").touch()
+        if number >= 10:  # the others were used just now: a server may be about to open them
+            os.utime(tmp_path / f"{number}.onnx", (number, number))
+    rebatching._forget(tmp_path)
+    left = {int(one.stem) for one in tmp_path.iterdir()}
+    assert left == {*range(10), *range(34, 40)}
 
 
 def test_settings_that_want_single_requests_have_them(tmp_path: Path) -> None:

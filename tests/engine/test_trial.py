@@ -21,6 +21,12 @@ CLASSIFY = PictureChoice(task="classify")
 FIXED = "the file fixes the batch to 1, so requests cannot be batched; export with a dynamic first dimension"
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found of a file is kept for all servers of a user, also by another version of the code."""
+    monkeypatch.setenv("CARPOOL_CACHE_DIR", str(tmp_path / "cache"))
+
+
 def activation(report: ModelReport) -> str | None:
     import tomllib
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Timer
+from time import time
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from carpool.types import Array, Datatype
 _RULE = 3  # of rewriting: what an earlier one made or refused does not count
 _ROWS = 3  # different inputs in one batch; one more where the file has just as many
 _LARGEST = 1 << 30
-_MOST_KEPT = 16
+_MOST_KEPT = 16  # beside those that were used within a day: another server may be about to open them
+_USED_S = 86_400.0
 _CLOSE = 1e-3  # of an answer's size: kernels add in another order in batches
 _SAME = 1e-6  # the engine's own noise
 _SHARE = 0.1  # of what is between the answers to different inputs: rows that are mixed up are as far off
@@ -37,10 +39,18 @@ _TOO_LONG = f"to try it with noise takes more than {_LONGEST_S:g} s"
 _LOUD = (1.0, 255.0)  # the largest value of noise
 
 
-@lru_cache(maxsize=64)
 def with_batches(file: Path, digest: str, batch: int) -> tuple[Path | None, str, str]:
     """Returns the proven file and words about it, or why there is none. What an earlier start has found is
     kept, by the file's content."""
+    found = _made(file, digest, batch)
+    if found[0] is not None and not _used(found[0]):
+        _made.cache_clear()
+        found = _made(file, digest, batch)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _made(file: Path, digest: str, batch: int) -> tuple[Path | None, str, str]:
     folder = usual_folder("cache") / "rebatched"
     told, target = folder / f"{digest}-{_RULE}.json", folder / f"{digest}-{_RULE}.onnx"
     with suppress(OSError, ValueError):
@@ -76,11 +86,24 @@ def _write(target: Path, data: bytes) -> None:
     Path(name).replace(target)
 
 
+def _used(made: Path) -> bool:
+    """Says that it is used now; returns whether it is still there, since all servers of a user share the
+    folder."""
+    with suppress(FileNotFoundError):
+        os.utime(made)
+        return True
+    return False
+
+
 def _forget(folder: Path) -> None:
-    """Removes those that were written longest ago. A file that a server has open stays readable to it."""
-    files = sorted(folder.glob("*.onnx"), key=lambda one: one.stat().st_mtime, reverse=True)
-    for old in files[_MOST_KEPT:]:
-        old.unlink(missing_ok=True)
+    """Removes those that were used longest ago. A file that a server has open stays readable to it."""
+    used: dict[Path, float] = {}
+    for file in folder.glob("*.onnx"):
+        with suppress(FileNotFoundError):  # another server removed it meanwhile
+            used[file] = file.stat().st_mtime
+    for old in sorted(used, key=used.__getitem__, reverse=True)[_MOST_KEPT:]:
+        if used[old] < time() - _USED_S:
+            old.unlink(missing_ok=True)
 
 
 # ---- the proof
