@@ -154,7 +154,8 @@ def caught(log_format: str, log_level: str) -> Iterator[None]:
     """
     stream = os.dup(2)
     reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
+    with contextlib.suppress(OSError):  # this user's pipes have as much memory as they may
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
     os.set_blocking(writing, False)
     os.dup2(writing, 2)
     os.close(writing)
