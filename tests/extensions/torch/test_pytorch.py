@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_memory_goes_back_once_when_all_sizes_are_compiled(
     found.append(backend.compile(1))
     assert len(released) == 1
     assert [one.why_not for one in found] == [""] * 3
-    assert all(list(one.steps)[:2] == ["compile", "warm"] and one.began > 0 for one in found)
+    assert all(list(one.steps)[:3] == ["look", "compile", "warm"] and one.began > 0 for one in found)
     assert [backend.compile(size).steps for size in (4, 2, 1)] == [{}] * 3
     backend.close()
     backend = compiling(tmp_path / "short", monkeypatch)
@@ -120,6 +121,31 @@ def test_memory_goes_back_once_when_all_sizes_are_compiled(
     assert backend.compile(4).why_not == ""
     assert len(released) == 1
     backend.close()
+
+
+def test_kernels_are_tried_for_each_size_when_it_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where a size is only compiled for other processes: what is found there stays there."""
+    tried: list[int] = []
+
+    @contextmanager
+    def looking(_: Device, images: int) -> Iterator[None]:
+        tried.append(images)
+        yield
+
+    monkeypatch.setattr(Device, "looking_for_kernels", looking)
+    backend = compiling(tmp_path, monkeypatch)
+    for size in (4, 1, 4):
+        backend.compile(size)
+    assert tried == [4, 1]
+    backend.close()
+    config, version = tm.described(tmp_path / "m")
+    hurried = backends.load(config, version, Placement(hurry=True))
+    assert isinstance(hurried, TorchBackend)
+    hurried.compile(4)
+    assert tried == [4, 1]
+    hurried.close()
 
 
 def test_a_size_that_does_not_fit_into_memory_when_compiled_runs_as_it_did(

@@ -111,6 +111,8 @@ def test_a_residual_network_answers_the_same(in_place: bool) -> None:
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
     assert count(network) == 5
     assert not any(isinstance(layer, nn.BatchNorm2d | nn.ReLU) for layer in network.modules())
+    fused_ones = [layer for layer in network.modules() if isinstance(layer, FusedConvolution)]
+    assert fused_ones[0].weight.shape[1] == 4  # the pictures' three and zeros
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")

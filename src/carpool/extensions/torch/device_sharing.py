@@ -44,6 +44,12 @@ class GpuTurns:
                 for lock in held:
                     lock.release()
 
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        """Lets batches run, and no capture begin: what waits for the whole device would spoil one."""
+        with self._engine:
+            yield
+
 
 class Order:
     """Batches that fill a GPU by themselves compute there one after the other, in the order of their launch.

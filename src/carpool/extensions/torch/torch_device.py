@@ -189,7 +189,14 @@ class Device:
 
     def look_for_kernels(self, look: bool) -> None:
         """Sets whether libraries try several kernels for each new shape, which takes seconds for a network.
-        What is compiled behind its traffic does without."""
+        What is compiled behind its traffic does without while it loads, and tries them when it is
+        compiled."""
+
+    @contextmanager
+    def looking_for_kernels(self, images: int) -> Iterator[None]:
+        """Makes libraries try several kernels for a batch of this size that this thread runs inside, beside
+        other batches. The thread keeps what it found."""
+        yield
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -342,6 +349,18 @@ class CudaDevice(Device):
 
     def look_for_kernels(self, look: bool) -> None:
         torch.backends.cudnn.benchmark = look  # shapes never change, so that it pays where no request waits
+
+    @contextmanager
+    def looking_for_kernels(self, images: int) -> Iterator[None]:
+        if images < _FILLS_DEVICE:  # cuDNN times each kernel once, which says nothing of those that are short
+            yield
+            return
+        with self._turns.uncaptured():  # each trial waits for the whole device
+            self.look_for_kernels(True)
+            try:
+                yield
+            finally:
+                self.look_for_kernels(False)
 
     @contextmanager
     def beside(self) -> Iterator[None]:

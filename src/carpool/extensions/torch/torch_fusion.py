@@ -27,6 +27,10 @@ from carpool.extensions.torch.torch_onnx import OnnxNetwork
 aten = torch.ops.aten
 Sides: TypeAlias = tuple[int, int]
 
+_CHANNELS = 4
+"""So many channels the first convolution of a network gets, those of pictures and zeros. cuDNN would add them
+itself, in two more passes; a compiler adds them where it computes the pixels' values."""
+
 
 class FusedConvolution(nn.Module):
     """Computes a convolution, what is added to it, and ReLU."""
@@ -35,12 +39,17 @@ class FusedConvolution(nn.Module):
         """`more_bias` is that of what is added."""
         super().__init__()
         bias = folded.bias if more_bias is None else _sum(folded.bias, more_bias)
-        self.weight = nn.Parameter(folded.weight, requires_grad=False)
+        self._added = max(0, _CHANNELS - folded.weight.shape[1])
+        self.weight = nn.Parameter(_with_channels(folded.weight, self._added), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._shape = folded.shape
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        return convolution_relu(x, self.weight, self.bias, other, *self._shape)
+        return convolution_relu(_with_channels(x, self._added), self.weight, self.bias, other, *self._shape)
+
+
+def _with_channels(x: Tensor, added: int) -> Tensor:
+    return functional.pad(x, (0, 0, 0, 0, 0, added)) if added else x
 
 
 class ConvolutionShape(NamedTuple):

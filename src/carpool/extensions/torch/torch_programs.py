@@ -490,15 +490,8 @@ class Programs:
         to serve, is only compiled."""
         if size in self._fast:
             return CompiledSize(size)
-        device, network, steps = self._device, self.network, _Steps()
-        with device.beside():
-            rows = [_noise(row) for row in self.inputs.rows(size)]
-            why = network.compile_for(rows, size)
-            steps.done("compile")
-            if not why and not self._hurried:
-                run = network.runs(rows, compiled=True)
-                for _ in range(_WARM_UPS):
-                    run()
+        device, steps = self._device, _Steps()
+        why = self._compiled(size, steps)
         steps.done("warm")
         self._plain_sizes.discard(size)
         if self._hurried or not self._plain_sizes or self._memory_is_short(size, ledger):
@@ -531,6 +524,23 @@ class Programs:
             self._instead = self._cheaper()
         self.bytes += max(0, device.allocated() - held)
         return found
+
+    def _compiled(self, size: int, steps: _Steps) -> str:
+        """Returns why the compiled form is not to be used, or nothing."""
+        device, network = self._device, self.network
+        with device.beside():
+            rows = [_noise(row) for row in self.inputs.rows(size)]
+            if not self._hurried:
+                with device.looking_for_kernels(size):
+                    network.runs(rows, compiled=False)()
+                steps.done("look")
+            why = network.compile_for(rows, size)
+            steps.done("compile")
+            if not why and not self._hurried:
+                run = network.runs(rows, compiled=True)
+                for _ in range(_WARM_UPS):
+                    run()
+        return why
 
     def _memory_is_short(self, size: int, ledger: MemoryLedger | None) -> bool:
         """Memory that compiling took and the allocator still holds may be needed for the capture."""
