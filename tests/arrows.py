@@ -1,17 +1,9 @@
-"""Which files of the server still import which features: a list that only gets shorter.
-
-Every feature shall be a folder below `extensions`. Until it is, HOMES says which files are its own, and
-ARROWS which files of the server import one of them. A test compares both with the code.
-"""
+"""Which files of the server import which features, each of which is a folder below `extensions`: none. A test
+compares ARROWS with the code."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from functools import cache
-
-HOMES: Mapping[str, str] = {"text": "backends/hosted/transformers_model"}
-"""By feature, where its files are that are not below `extensions` yet: the first that matches counts."""
 
 OUTSIDE = ("lab/", "sim/", "cli/", "demo/", "client/", "ray.py")
 """What no server imports."""
@@ -20,12 +12,9 @@ ARROWS: Mapping[str, str] = {}
 """By file of the server, the features whose files it imports."""
 
 
-@cache
 def feature_of(inside: str) -> str:
     """Returns whose file it is; empty: the server's own."""
-    if inside.startswith("extensions/") and inside.count("/") > 1:
-        return inside.split("/")[1]
-    return next((name for name, homes in HOMES.items() if re.match(homes, inside)), "")
+    return inside.split("/")[1] if inside.startswith("extensions/") and inside.count("/") > 1 else ""
 
 
 def arrows(imports: Mapping[str, Iterable[str]]) -> dict[str, str]:

@@ -31,9 +31,7 @@ FIELDS: Mapping[str, int] = {"Ask": 8, "ModelEntry": 10, "Catalog": 10, "Work": 
 CIRCLES = 1
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
-NAMED: Mapping[str, int] = {
-    "torch": 1,
-}
+NAMED: Mapping[str, int] = {}
 
 WORDS: Mapping[str, str] = {
     "cache": "cache caches cached caching",

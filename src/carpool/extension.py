@@ -143,6 +143,7 @@ class BackendKind:
     name: str
     home: str
     suffixes: tuple[str, ...] = ()  # of the files that it can run
+    after: str = ""  # of an extension's: the backend behind which it is looked for; empty: last
     at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
     inside: str = ""  # the file to open where a model is a folder; else it has the folder's own name
     beside: str = ""  # beside this file, `model` with one of the suffixes is a whole model
@@ -154,6 +155,8 @@ class BackendKind:
     extra: str = ""  # of Carpool, with which pip installs it
     process: Literal["engine", "worker", "runner"] = "engine"
     """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
+    program: str = ""
+    """The module that a worker process of it runs (carpool.backends.hosted). Empty: the home knows it."""
     on_gpus: bool = False  # runs on nothing else
     threaded: bool = False  # runs on as many threads as it is given
     in_pieces: bool = True  # False: is called with every batch as it was formed, also where less is faster

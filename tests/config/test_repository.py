@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from absent import needs, rows
 from carpool.config.model import InstanceGroup, InstanceKind, Mode, ModelConfig
 from carpool.config.repository import ModelSource, find_models, find_places, read_model, with_promise
 from carpool.config.settings_part import other_files
@@ -124,6 +125,7 @@ def test_missing_versions(tmp_path: Path) -> None:
     assert "none of the versions asked for: 7" in refused(tmp_path)
 
 
+@needs("torch")
 @pytest.mark.usefixtures("no_large_engines")
 def test_a_missing_file_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
@@ -379,7 +381,7 @@ def test_a_folder_that_is_a_model(tmp_path: Path) -> None:
     (saved / "saved_model.pb").write_bytes(b"")
     (hub / "config.json").write_text("{}")
     (hub / "model.safetensors").write_bytes(b"")
-    for folder, backend in ((saved, "tensorflow"), (hub, "transformers")):
+    for folder, backend in ((saved, "tensorflow"), *rows("torch", (hub, "transformers"))):
         [source], _ = find_models([folder])
         assert (source.config.name, source.config.backend) == (folder.name, backend)
-    assert {one.config.name for one in find_models([tmp_path])[0]} == {"net", "vit"}
+    assert {one.config.name for one in find_models([tmp_path])[0]} == {"net", *rows("torch", "vit")}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from absent import needs
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -71,6 +72,7 @@ def refused(text: str) -> str:
     return str(error.value)
 
 
+@needs("torch")
 def test_a_classifier_for_tensorrt() -> None:
     config, warnings = pbtxt_config(RESNET, PATH)
     assert warnings == []

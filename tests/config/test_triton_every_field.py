@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from absent import ABSENT
+from absent import ABSENT, rows
 from carpool.config.triton import NO_EFFECT, UNSUPPORTED, pbtxt_config
 from carpool.errors import ConfigError
 
@@ -252,7 +252,7 @@ def test_a_cache_that_is_switched_off_is_nothing_to_warn_about() -> None:
     ("backend", "idle"),
     [
         ("onnxruntime", ["parameters.enable_mem_arena"]),
-        ("pytorch", ["parameters.enable_mem_arena", "parameters.intra_op_thread_count"]),
+        *rows("torch", ("pytorch", ["parameters.enable_mem_arena", "parameters.intra_op_thread_count"])),
         ("python", []),
     ],
 )

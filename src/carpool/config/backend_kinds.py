@@ -73,30 +73,6 @@ _BUILT_IN = (
         parameters=(),
     ),
     BackendKind(
-        name="tensorrt",
-        home="carpool.backends.hosted",
-        suffixes=(".plan", ".engine"),
-        at_home=(".plan", ".engine"),
-        gives_way=True,
-        platforms=("tensorrt_plan",),
-        package="tensorrt",
-        imports="tensorrt",
-        process="worker",
-        on_gpus=True,
-        parameters=(),
-    ),
-    BackendKind(
-        name="transformers",
-        home="carpool.backends.hosted",
-        suffixes=(".safetensors",),
-        beside="config.json",
-        package="transformers",
-        imports="transformers",
-        process="worker",
-        threaded=True,
-        parameters=(),
-    ),
-    BackendKind(
         name="python",
         home="carpool.backends.python.python_backend",
         suffixes=(".py",),
@@ -118,11 +94,13 @@ _BUILT_IN = (
 
 @cache
 def kinds() -> Mapping[str, BackendKind]:
-    """Returns all of them by name: those of this package first, then those of others, which can replace
-    none."""
-    usual, *others = _BUILT_IN
-    of_extensions = [kind for one in extensions.installed().values() for kind in one.kinds]
-    found = {kind.name: kind for kind in (usual, *of_extensions, *others)}
+    """Returns all of them by name, in the order in which they are looked for: those of this package and of
+    extensions, then those of others, which can replace none."""
+    listed = [*_BUILT_IN]
+    for kind in (kind for one in extensions.installed().values() for kind in one.kinds):
+        places = [place for place, one in enumerate(listed, 1) if one.name == kind.after]
+        listed.insert(places[0] if places else len(listed), kind)
+    found = {kind.name: kind for kind in listed}
     for point in entry_points(group=GROUP):
         try:
             kind = point.load()

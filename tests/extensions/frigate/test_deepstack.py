@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from absent import needs
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.extensions.frigate.deepstack import MOST, key_in, told, words
@@ -103,6 +104,7 @@ def test_a_body_that_is_no_form(client: Client) -> None:
     assert "form" in said(client.post(DETECTION, picture(RED)), 400)["error"]
 
 
+@needs("text")
 def test_other_routes_below_v1_keep_their_words(client: Client) -> None:
     assert "message" in orjson.loads(client.get("/v1/nothing").body)["error"]
 

@@ -21,6 +21,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from absent import rows
 from carpool.config.fingerprint import take_fingerprint
 from carpool.config.remote_address import remote_address, shown_address
 from carpool.config.repository import find_models
@@ -488,7 +489,7 @@ def hub() -> Iterator[Any]:
     [
         (["onnx/model.onnx", "onnx/model_quantized.onnx"], ["model.onnx"]),
         (["model.onnx", "model.onnx_data", "model.safetensors"], ["model.onnx", "model.onnx_data"]),
-        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+        *rows("torch", (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"])),
     ],
 )
 def test_a_model_on_the_hub(there: list[str], expected: list[str], hub: Any, tmp_path: Path) -> None:

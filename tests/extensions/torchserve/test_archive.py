@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from absent import needs
 from carpool.config.repository import find_models
 from carpool.errors import ConfigError
 from carpool.extensions.torchserve.archive import unpacked
@@ -39,6 +40,7 @@ def settings_of(path: Path) -> str:
     return (unpacked(path) / "model.toml").read_text()
 
 
+@needs("torch")
 def test_a_scripted_classifier(tmp_path: Path) -> None:
     files = {"weights.pt": b"script", "index_to_name.json": NAMES}
     path = archive(tmp_path, files, serializedFile="weights.pt", handler="image_classifier")
@@ -54,6 +56,7 @@ def test_a_scripted_classifier(tmp_path: Path) -> None:
     assert unpacked(path) == config.path, "once"
 
 
+@needs("torch")
 def test_a_store_of_archives_beside_folders(tmp_path: Path) -> None:
     archive(tmp_path, {"a.onnx": b"graph"}, modelName="a", serializedFile="a.onnx", handler="own.py")
     archive(tmp_path, {"b.pt": b"script"}, modelName="b", serializedFile="b.pt", handler="object_detector")
@@ -64,6 +67,7 @@ def test_a_store_of_archives_beside_folders(tmp_path: Path) -> None:
     assert kinds == {"a": ("onnxruntime", None), "b": ("pytorch", "detect"), "c": ("onnxruntime", None)}
 
 
+@needs("torch")
 def test_code_of_a_network_is_read_and_not_run(tmp_path: Path) -> None:
     files = {"net.py": NETWORK, "net.pth": b"weights"}
     path = archive(tmp_path, files, serializedFile="net.pth", modelFile="net.py", handler="image_classifier")

@@ -2,9 +2,10 @@
 interpreter to themselves or take the whole process with them when they fail. The processes are those of
 Python models.
 
-Each file here has a class Model for such a process: `setup(settings)` loads, `tensors` then holds the inputs
-and the outputs, each as (name, datatype, whole shape), and `predict` runs a batch. Law of this folder: a
-runtime is imported by `setup` alone, so never by the server.
+Each file here has a class Model for such a process, as has the `program` of an extension's backend:
+`setup(settings)` loads, `tensors` then holds the inputs and the outputs, each as (name, datatype, whole
+shape), and `predict` runs a batch. Law of these files: a runtime is imported by `setup` alone, so never by
+the server.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from carpool.types import DATATYPES
 
 
 def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
-    code = f"{__name__}.{config.backend}_model"
+    code = kind_of(config.backend).program or f"{__name__}.{config.backend}_model"
     backend = PythonBackend(config, version, placement, SETUP_TIMEOUT, code=code)
     try:
         backend.signature = _signature(config, backend.told)
