@@ -55,7 +55,7 @@ COMPLAINT = re.compile(r"^.*(?:error|traceback).*$", re.IGNORECASE | re.MULTILIN
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 TRIES = 10
 ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
-IN_A_TOOL = ("cvat_agent.py",)  # which CVAT's own program loads: tests/extensions/cvat
+IN_A_TOOL = ("cvat_agent.py", "frigate_kserve.py")  # their tools load them: tests/extensions
 
 
 def name_of(page: Path) -> str:

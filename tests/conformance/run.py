@@ -43,6 +43,7 @@ from conformance import (
     perf_analyzer,
     ray_venv,
     s3_servers,
+    tool_sources,
     trocr_models,
 )
 from conformance.flavours import Flavour
@@ -127,12 +128,19 @@ def _long_tests(*, fetch: bool) -> int:
     command = ["timeout", "--signal=INT", "--kill-after=60", str(TESTS_LIMIT_S)]  # it then says what failed
     command += [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
     given = os.environ | {THOROUGH: "1"}
+    without_sources = ""
     if fetch:
         _TELL.print(
             "Clients of other tools, MLflow, Ray, transformers, balancers, kubectl, promtool, S3 servers: "
             "looking for them, or fetching them …"
         )
         given[api_clients_venv.VARIABLE] = str(api_clients_venv.install())
+        try:
+            given[tool_sources.VARIABLE] = str(tool_sources.install())
+        except OSError as error:  # their host is none of the package index
+            given.pop(tool_sources.VARIABLE, None)
+            without_sources = f"NOT RUN: tests with the code of Frigate, CVAT and Label Studio: {error}"
+            _TELL.print(without_sources, markup=False)
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
         given[ray_venv.VARIABLE] = str(ray_venv.install())
@@ -146,6 +154,8 @@ def _long_tests(*, fetch: bool) -> int:
     done = subprocess.run(command, cwd=ROOT, env=given, stdout=sys.stderr, check=False)
     if done.returncode == _TOO_LATE:
         _TELL.print(f"the long tests took more than {TESTS_LIMIT_S} s")
+    if without_sources:
+        _TELL.print(without_sources, markup=False)
     return int(done.returncode != 0)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from carpool.config.toml import toml_config
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.plans.settings import describe, write
-from frontend.fake_door import FakeModel, echo
+from frontend.fake_door import FakeModel, Function, echo
 
 SIDE = 16
 LABELS = ("red", "green", "blue")
@@ -44,9 +44,12 @@ def detections(inputs: Mapping[str, Array]) -> dict[str, Any]:
     return {"boxes": boxes, "scores": scores}
 
 
-def detector(name: str = "finder", **settings: Any) -> FakeModel:
-    outputs = [TensorSpec("boxes", Datatype.FP32, (4, 4)), TensorSpec("scores", Datatype.FP32, (4, 3))]
-    return _model(name, outputs, detections, "task = 'detect'\n[image]\nresize = 'stretch'\n", **settings)
+def detector(
+    name: str = "finder", *, anchors: int = 4, function: Function = detections, **settings: Any
+) -> FakeModel:
+    boxes, scores = ((anchors, 4), (anchors, len(LABELS)))
+    outputs = [TensorSpec("boxes", Datatype.FP32, boxes), TensorSpec("scores", Datatype.FP32, scores)]
+    return _model(name, outputs, function, "task = 'detect'\n[image]\nresize = 'stretch'\n", **settings)
 
 
 def classifier(name: str = "namer", **settings: Any) -> FakeModel:
