@@ -180,3 +180,20 @@ def test_switches_for_metrics_that_cannot_be(given: str, words: str) -> None:
 def test_names_that_a_server_cannot_have(name: str) -> None:
     with pytest.raises(ConfigError, match="server_name must be 1 to 128 printable characters"):
         ServerSettings(server_name=name)
+
+
+def test_a_host_of_images_may_have_its_address() -> None:
+    texts = "images.example,labels.lan:8080=192.168.1.20,labels.lan=fd00::5"
+    assert read({"CARPOOL_PICTURE_HOSTS": texts}).picture_hosts == tuple(texts.split(","))
+    for wrong in (
+        "a=",
+        "=10.0.0.1",
+        "a=b",
+        "a=10.0.0.0/8",
+        "a=0.0.0.0",
+        "a=::",
+        "a=224.0.0.1",
+        "a=1.2.3.4:80",
+    ):
+        with pytest.raises(ConfigError, match="picture_hosts takes names like"):
+            read({"CARPOOL_PICTURE_HOSTS": wrong})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,14 @@ _PORTS = ("http_port", "grpc_port", "metrics_port")
 _HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 _PICTURE_HOST = re.compile(r"[0-9A-Za-z_.-]{1,253}(:[1-9][0-9]{0,4})?")
 _OF_CLIENTS = ("CARPOOL_API_KEY", "CARPOOL_URL")  # for `carpool models` and its like, not for the server
+
+
+def _is_picture_host(given: str) -> bool:
+    name, equals, address = given.partition("=")
+    with suppress(ValueError):
+        one_host = not equals or not (ip_address(address).is_multicast or ip_address(address).is_unspecified)
+        return one_host and _PICTURE_HOST.fullmatch(name) is not None
+    return False
 
 
 def usual_frontends(cores: int) -> int:
@@ -195,7 +205,8 @@ class OwnSettings:
     )
     picture_hosts: tuple[str, ...] = _setting(
         (),
-        "Host, with its port if unusual, from which images may be fetched by URL. Repeatable.",
+        "Host, with its port if unusual, from which images may be fetched by URL; NAME=ADDRESS for a host "
+        "with a private address. Repeatable.",
         name="--allow-picture-host",
         metavar="NAME",
     )
@@ -333,8 +344,8 @@ class OwnSettings:
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
-        for name in (name for name in self.picture_hosts if not _PICTURE_HOST.fullmatch(name)):
-            form = "names like images.example or images.example:8080"
+        for name in (name for name in self.picture_hosts if not _is_picture_host(name)):
+            form = "names like images.example, images.example:8080 or labels.lan:8080=192.168.1.20"
             yield "picture_hosts", f"picture_hosts takes {form}, not {shown(name)}"
 
     def _mistakes_of_models(self) -> Iterator[tuple[str, str]]:

@@ -137,6 +137,27 @@ def test_every_address_of_a_name_must_be_public(
     assert pictures.asked == []
 
 
+def test_a_host_with_its_address_need_not_be_public(
+    pictures: Scripted, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is not looked up: whoever answers for it cannot lead the server elsewhere."""
+    monkeypatch.setattr(picture_fetch, "is_public", is_public)
+    addresses[NAME] = ["127.0.0.2"]
+    port = port_of(pictures)
+    with front_end(classifier(), picture_hosts=(f"{NAME}:{port}=127.0.0.1", "other.example")) as served:
+        pictures.replies.append(Said(body=picture(GREEN)))
+        assert ask(served, address(pictures)).status == 200
+        assert pictures.asked[0].fields["host"] == f"{NAME}:{port}"
+        addresses["other.example"] = ["127.0.0.1"]
+        others = ("http://other.example/a", "address-not-public"), (f"http://{NAME}/a", "host-not-allowed")
+        for url, reason in (*others, (f"http://127.0.0.1:{port}/a", "host-not-allowed")):
+            answer = ask(served, url)
+            assert (answer.status, error_of(answer)["reason"]) == (403, reason), url
+        pictures.replies.append(Said(302, fields={"location": f"http://127.0.0.1:{port}/inside"}))
+        assert error_of(ask(served, address(pictures)))["reason"] == "host-not-allowed"
+    assert len(pictures.asked) == 2
+
+
 def test_redirects_are_checked_like_the_first_address(
     served: FrontEnd, pictures: Scripted, addresses: dict[str, list[str]]
 ) -> None:

@@ -3,6 +3,7 @@
 A server that fetches any given address would reach what its clients cannot: other machines behind the same
 firewall, a cloud's metadata, itself. So every address that a name leads to must be public, the connection
 goes to the address that was checked and not to the name, and each redirect is checked like the first address.
+A host that is not public has its address beside its name in the settings: the name is never looked up then.
 Time and bytes are bounded, and every failure to fetch is reported in the same words, whatever its cause.
 
 Fetches are divided among clients and among hosts: each may have as many as are left for the others, so that
@@ -61,6 +62,7 @@ class PictureAddress(NamedTuple):
     host: str
     port: int
     target: str
+    given: Sequence[str] = ()  # its addresses in the settings; without any, the name is looked up
 
 
 def is_public(address: str) -> bool:
@@ -94,10 +96,14 @@ def longest_s(received: int) -> float:
 
 
 class PictureFetcher:
-    """`hosts` are names, with a port where it is not the usual one. In the loop's thread."""
+    """`hosts` are names, with a port where it is not the usual one, and with `=ADDRESS` for a host that need
+    not be public. In the loop's thread."""
 
     def __init__(self, hosts: Collection[str], max_body_bytes: int) -> None:
-        self._hosts = {host.lower() for host in hosts}
+        self._hosts: dict[str, list[str]] = {}  # the given addresses of each
+        for host in hosts:
+            name, _, address = host.lower().partition("=")
+            self._hosts.setdefault(name, []).extend([address] if address else [])
         self._most_bytes = min(max_body_bytes, _MOST_BYTES)
         self._under_way: set[asyncio.Task[bytearray]] = set()
         self._by_client, self._by_host = Shares(_MOST_FETCHES), Shares(_MOST_FETCHES)
@@ -184,8 +190,8 @@ class PictureFetcher:
     async def _connect(self, place: PictureAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connects in time, to an address that was checked."""
         async with asyncio.timeout(_FIRST_BYTES_S):
-            addresses = await self._lookups.addresses(place.host, place.port)
-            if not addresses or not all(map(is_public, addresses)):
+            addresses = place.given or await self._lookups.addresses(place.host, place.port)
+            if not place.given and not (addresses and all(map(is_public, addresses))):
                 raise Forbidden(
                     f"{place.host} resolves to an address that is not public",
                     reason="address-not-public",
@@ -218,13 +224,14 @@ class PictureFetcher:
         if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
             raise _wrong(url)
         port = port or _PORTS[parts.scheme]
-        usual = port == _PORTS[parts.scheme]
-        if not (usual and host in self._hosts) and f"{host}:{port}" not in self._hosts:
+        names = (f"{host}:{port}", host) if port == _PORTS[parts.scheme] else (f"{host}:{port}",)
+        known = [self._hosts[name] for name in names if name in self._hosts]
+        if not known:
             raise Forbidden(
                 f"this server fetches no images from {shown(host)}", reason="host-not-allowed", field="url"
             )
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        return PictureAddress(parts.scheme, host, port, target)
+        return PictureAddress(parts.scheme, host, port, target, [one for given in known for one in given])
 
 
 async def _picture_of(reply: ReplyBody, hold: Callable[[int], None]) -> bytearray:
