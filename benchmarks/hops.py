@@ -135,11 +135,11 @@ class Asked:
     most_calls: int
 
 
-V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": "0"}, tensor, 34, 200)
-JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 47, 310)
-STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 62, 800)
-STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 62, 1095)
-GRPC = Asked("grpc", "/inference.GRPCInferenceService/ModelInfer", {}, model_infer, 43, 240)
+V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": "0"}, tensor, 34, 199)
+JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 47, 311)
+STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 63, 802)
+STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 64, 1105)
+GRPC = Asked("grpc", "/inference.GRPCInferenceService/ModelInfer", {}, model_infer, 42, 237)
 ALL = (V2, GRPC, JPEG, STEPS, STREAM)
 
 

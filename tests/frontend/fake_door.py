@@ -323,7 +323,7 @@ class FakeDoor:
         self.gate_deadlines.append(deadline - now)
         return self.refusal or (self.late_refusal if certain else None)
 
-    def turned_away(
+    def rejected_here(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
         self.turned.append((entry.name, error.reason, images, source))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 from PIL import Image
 
 from carpool.config.toml import toml_config
+from carpool.core.job import INFINITY
+from carpool.frontend.pictures.workers import PictureJob, Then, Workers
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.plans.settings import describe, write
 from frontend.fake_door import FakeModel, Function, echo
@@ -20,6 +22,20 @@ SIDE = 16
 LABELS = ("red", "green", "blue")
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 _IMAGES = TensorSpec("images", Datatype.FP32, (3, SIDE, SIDE))
+
+
+def begin(
+    workers: Workers,
+    work: Callable[[], Any],
+    then: Then,
+    deadline: float = INFINITY,
+    weight: float = 1.0,
+    client: str = "",
+) -> PictureJob:
+    """Have threads decode something."""
+    job = PictureJob(work, then, weight, client)
+    workers.begin(job, deadline)
+    return job
 
 
 def picture(

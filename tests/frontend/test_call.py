@@ -12,18 +12,19 @@ import pytest
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge
-from carpool.frontend.calls.request import (
+from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.request_facts import (
     ANSWERING,
     OFFERED,
     OVER,
     READING,
     RUNNING,
-    ModelLane,
-    Request,
+    RequestFacts,
     RequestReply,
 )
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.link.catalog import ModelEntry
 from carpool.link.engine_client import Answer
 from carpool.link.senders import NOBODY
 from carpool.link.step_times import Times
@@ -66,18 +67,18 @@ class ToyCall(RequestReply):
     def leave(self) -> None:
         self.request.leave()
 
-    def current(self) -> ModelLane:
-        return self.request.service.lane(self.request.entry)
+    def current(self) -> ModelEntry:
+        return self.request.entry
 
-    def answer(self, _request: Request, answer: Answer) -> None:
+    def answer(self, _request: RequestFacts, answer: Answer) -> None:
         self.said.append(answer)
 
-    def part(self, _request: Request, answer: Answer) -> None:
+    def part(self, _request: RequestFacts, answer: Answer) -> None:
         if len(self.said) >= self.most:
             raise TooLarge("it reads too slowly")
         self.said.append(answer.outputs[0].data[0, 0])
 
-    def error(self, _request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, _request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         self.said.append((error.reason, times is not None))
 
 

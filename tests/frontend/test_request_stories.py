@@ -13,16 +13,11 @@ import pytest
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused
 from carpool.frontend.calls.front_part import FrontPart
-from carpool.frontend.calls.request import (
-    ANSWERING,
-    OVER,
-    Infer,
-    Listener,
-    Request,
-    RequestReply,
-)
+from carpool.frontend.calls.request import Infer, Listener, Request
+from carpool.frontend.calls.request_facts import ANSWERING, OVER, RequestFacts, RequestReply
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
+from carpool.frontend.pictures.workers import PictureJob
 from carpool.link.catalog import ModelEntry
 from carpool.link.engine_client import Answer
 from carpool.link.senders import NOBODY
@@ -47,20 +42,19 @@ class SteppedThreads:
     waiting = 0
 
     def __init__(self) -> None:
-        self.jobs: list[list[Any]] = []  # each with whether it has begun, its work and what follows
+        self.jobs: list[list[Any]] = []  # each with whether it has begun, its work, what follows and its job
 
-    def begin(self, work: Callable[[], Any], then: Callable[..., None], *_: object) -> list[Any]:
-        self.jobs.append(job := [False, work, then])
-        return job
+    def begin(self, job: PictureJob, *_: object) -> None:
+        self.jobs.append([False, job.work, job.then, job])
 
     def finish(self, work: Callable[[], Any], then: Callable[..., None]) -> None:
-        self.jobs.append([True, work, then])
+        self.jobs.append([True, work, then, None])
 
-    def drop(self, job: list[Any]) -> bool:
-        if job[0]:
-            return False
-        self.jobs.remove(job)
-        return True
+    def drop(self, job: PictureJob) -> bool:
+        found = [one for one in self.jobs if one[3] is job and not one[0]]
+        for one in found:
+            self.jobs.remove(one)
+        return bool(found)
 
     def step(self, random: Random) -> None:
         if not self.jobs:
@@ -70,7 +64,7 @@ class SteppedThreads:
             job[0] = True
             return
         self.jobs.remove(job)
-        _, work, then = job
+        _, work, then, _ = job
         if random.random() < 0.2:
             then(None, ZeroDivisionError("a thread fails"))
         else:
@@ -79,8 +73,9 @@ class SteppedThreads:
     def foresee(self, *_: object) -> float:
         return 0.0
 
-    def came_true(self, *_: object) -> None:
+    def came_true(self, *_: object) -> float:
         """Learns nothing."""
+        return 0.0
 
     def refuses(self, *_: object) -> None:
         """Has always time."""
@@ -162,10 +157,10 @@ class Client(RequestReply):
         self.gone = self.gone or self.request.state != OVER
         self.request.leave()
 
-    def answer(self, _request: Request, _answer: Answer) -> None:
+    def answer(self, _request: RequestFacts, _answer: Answer) -> None:
         self.answers.append("answer")
 
-    def error(self, _request: Request, error: CarpoolError, _times: Times | None) -> None:
+    def error(self, _request: RequestFacts, error: CarpoolError, _times: Times | None) -> None:
         self.answers.append(error.reason)
 
 

@@ -13,12 +13,8 @@ from carpool.extensions import choice_fields, installed, picture_options, starte
 from carpool.frontend.calls.call_service import CallService
 from carpool.frontend.calls.front_part import FrontPart, SeesRefused, StartedWith
 from carpool.frontend.calls.own_request import send
-from carpool.frontend.calls.request import (
-    Observer,
-    Request,
-    RequestReply,
-    SeesPictures,
-)
+from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.request_facts import Observer, RequestReply, SeesPictures
 from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.engine_client import EngineClient
 from carpool.link.senders import NOBODY, Sender

@@ -82,7 +82,7 @@ class LinkClient(EngineState):
         if self._link is not None:
             self._link.close()
 
-    def turned_away(
+    def rejected_here(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
         """Does nothing here: `RecordingClient` records rejected requests."""

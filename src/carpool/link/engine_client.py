@@ -190,7 +190,7 @@ class EngineClient(Protocol):
         many others, who were let pass, the engine had not heard at a time.
         """
 
-    def turned_away(
+    def rejected_here(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
         """Notes that a request ended with this error before it came to `infer`."""

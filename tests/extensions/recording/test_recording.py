@@ -199,7 +199,7 @@ def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor)
         NotFound("gone"),
     ]
     for number, error in enumerate(told):
-        noting.turned_away(cats, error, 3.0 + number, 2, "x")
+        noting.rejected_here(cats, error, 3.0 + number, 2, "x")
     noting.answered_here(cats, 8.0, 4, "")
     recorder.close()
     assert lines(file)[-1] == {"time": 8.0, "model": "cats", "images": 4, "cached": True}
@@ -216,7 +216,7 @@ def test_the_end_of_a_front_end_writes_the_last_arrivals(tmp_path: Path, door: F
     assert part.engine is not None
     assert part.close is not None
     noting = part.engine(door)
-    noting.turned_away(noting.catalog.newest["cats"], Refused("draining"), 7.0)
+    noting.rejected_here(noting.catalog.newest["cats"], Refused("draining"), 7.0)
     part.close()
     assert lines(file) == [{"time": 2.0, "model": "cats", "images": 1}]
 

@@ -15,10 +15,10 @@ from carpool.frontend.clients.accounts import (
     PATIENCE_S,
     PROGRESS_BYTES,
     Accounts,
+    Shares,
     Stake,
     client_of,
 )
-from carpool.frontend.clients.dynamic_shares import Shares
 
 
 class Held:

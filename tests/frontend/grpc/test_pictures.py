@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from frontend.grpc.front_end import FrontEnd, front_end
 from frontend.http.harness import PATIENCE
-from frontend.picture_models import BLUE, GREEN, RED, models, picture
+from frontend.picture_models import BLUE, GREEN, RED, begin, models, picture
 from waiting import until
 
 
@@ -81,7 +81,7 @@ def test_a_call_that_is_cancelled_while_decoding_gives_its_slot_back(
         go.wait(PATIENCE)
 
     for _ in range(workers.threads):
-        served.run(lambda: workers.begin(wait, lambda *_: None))
+        served.run(lambda: begin(workers, wait, lambda *_: None))
     all_busy.wait(PATIENCE)
     ended = threading.Event()
     call = client.async_infer("namer", [pictures(picture())], callback=lambda result, error: ended.set())

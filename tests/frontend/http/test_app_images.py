@@ -23,6 +23,7 @@ from frontend.picture_models import (
     BLUE,
     GREEN,
     RED,
+    begin,
     classifier,
     detector,
     embedder,
@@ -52,10 +53,8 @@ def holding(found: FrontEnd) -> Iterator[threading.Event]:
         go.wait(PATIENCE)
 
     for weight in (1.0, 49e6):
-        begin = partial(
-            found.app._service.with_pictures().workers.begin, wait, lambda *_: None, weight=weight
-        )
-        found.run(begin)
+        workers = found.app._service.with_pictures().workers
+        found.run(partial(begin, workers, wait, lambda *_: None, weight=weight))
         assert began.acquire(timeout=PATIENCE)
     try:
         yield go

@@ -12,6 +12,7 @@ import pytest
 
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.workers import Workers, threads_for
+from frontend.picture_models import begin
 from waiting import PATIENCE_S
 from waiting import until_in_loop as until
 
@@ -28,7 +29,7 @@ def test_results_and_errors_come_back_in_the_loop() -> None:
         def broken() -> None:
             raise CarpoolError("no")
 
-        workers.begin(lambda: 7, then)
+        begin(workers, lambda: 7, then)
         await until(lambda: len(seen) == 1)
         workers.finish(broken, then)
         await until(lambda: len(seen) == 2)
@@ -43,7 +44,7 @@ def test_results_and_errors_come_back_in_the_loop() -> None:
 def test_clients_get_equal_parts_of_the_threads_whatever_their_deadlines() -> None:
     async def main() -> None:
         workers, go, order = Workers(1), threading.Event(), list[str]()
-        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None, client="large")
+        begin(workers, lambda: go.wait(PATIENCE_S), lambda *_: None, client="large")
 
         def decoded(name: str) -> None:
             order.append(name)
@@ -51,8 +52,8 @@ def test_clients_get_equal_parts_of_the_threads_whatever_their_deadlines() -> No
                 time.sleep(0.06)  # more than what counts as even
 
         for _ in range(12):
-            workers.begin(partial(decoded, "large"), lambda *_: None, 1.0, 49e6, "large")
-        workers.begin(partial(decoded, "small"), lambda *_: None, 9.0, 1e6, "small")
+            begin(workers, partial(decoded, "large"), lambda *_: None, 1.0, 49e6, "large")
+        begin(workers, partial(decoded, "small"), lambda *_: None, 9.0, 1e6, "small")
         go.set()
         await until(lambda: len(order) == 13)
         assert order.index("small") <= 2
@@ -65,12 +66,12 @@ def test_a_forecast_leaves_out_what_other_clients_do_later() -> None:
     async def main() -> None:
         workers, go = Workers(1), threading.Event()
         done: list[float] = []
-        workers.begin(lambda: time.sleep(0.01), lambda *_: done.append(0.0), weight=1e6)
+        begin(workers, lambda: time.sleep(0.01), lambda *_: done.append(0.0), weight=1e6)
         await until(lambda: len(done) == 1)
-        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None, client="large", weight=1.0)
+        begin(workers, lambda: go.wait(PATIENCE_S), lambda *_: None, client="large", weight=1.0)
         await until(lambda: not workers.waiting)
         for _ in range(12):
-            workers.begin(int, lambda *_: None, weight=49e6, client="large")
+            begin(workers, int, lambda *_: None, weight=49e6, client="large")
         assert workers.foresee(1e6, 0.0, "small") < workers.foresee(1e6, 0.0, "large") / 10
         assert workers.refuses("m", 3.0, 0.0, 1e6, client="small") is None
         assert workers.refuses("m", 3.0, 0.0, 1e6, client="large") is not None
@@ -89,12 +90,12 @@ def test_only_so_many_pixels_are_decoded_at_a_time() -> None:
             go.wait(PATIENCE_S)
 
         for number, weight in enumerate((49e6, 49e6, 49e6, 10e6)):
-            workers.begin(partial(decode, weight), lambda *_: None, number, weight, f"client {number}")
+            begin(workers, partial(decode, weight), lambda *_: None, number, weight, f"client {number}")
         await until(lambda: len(begun) == 2)
         assert sorted(begun) == [10e6, 49e6], "two large ones do not fit, and what is small passes them"
         for number in range(2):
-            workers.begin(partial(decode, 20e6), lambda *_: None, 9.0, 20e6, f"other {number}")
-        workers.begin(partial(decode, 1e6), lambda *_: None, 99.0, 1e6, "last")
+            begin(workers, partial(decode, 20e6), lambda *_: None, 9.0, 20e6, f"other {number}")
+        begin(workers, partial(decode, 1e6), lambda *_: None, 99.0, 1e6, "last")
         await until(lambda: len(begun) == 3)
         assert begun[-1] == 1e6
         go.set()
@@ -117,9 +118,9 @@ def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
         workers.foresee(5e6, time.monotonic(), "client 1")
         for number in range(4):
             weight = 49e6 if number < 2 else 5e6
-            workers.begin(partial(decode, "long"), lambda *_: None, 1.0, weight, f"client {number}")
+            begin(workers, partial(decode, "long"), lambda *_: None, 1.0, weight, f"client {number}")
         await until(lambda: begun == ["long"])
-        workers.begin(partial(decode, "short"), lambda *_: None, 9.0, 1e6, "other")
+        begin(workers, partial(decode, "short"), lambda *_: None, 9.0, 1e6, "other")
         await until(lambda: begun == ["long", "short"])
         go.set()
         await until(lambda: len(begun) == 5)
@@ -132,10 +133,10 @@ def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
 def test_a_client_has_a_share_of_those_that_wait() -> None:
     async def main() -> None:
         workers, go = Workers(1, most_waiting=16), threading.Event()
-        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None)
+        begin(workers, lambda: go.wait(PATIENCE_S), lambda *_: None)
         await until(lambda: workers.waiting == 0)
         while workers.refuses("m", float("inf"), 1.0, client="greedy") is None:
-            workers.begin(lambda: None, lambda *_: None, client="greedy")
+            begin(workers, lambda: None, lambda *_: None, client="greedy")
         assert workers.waiting == 12
         assert workers.refuses("m", float("inf"), 1.0, client="other") is None
         go.set()
@@ -147,9 +148,9 @@ def test_a_client_has_a_share_of_those_that_wait() -> None:
 def test_what_finishes_goes_before_what_begins() -> None:
     async def main() -> None:
         workers, go, order = Workers(1), threading.Event(), list[str]()
-        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None)
+        begin(workers, lambda: go.wait(PATIENCE_S), lambda *_: None)
         for name in ("begin 1", "begin 2"):
-            workers.begin(lambda name=name: order.append(name), lambda *_: None)
+            begin(workers, lambda name=name: order.append(name), lambda *_: None)
         workers.finish(lambda: order.append("finish"), lambda *_: None)
         go.set()
         await until(lambda: len(order) == 3)
@@ -163,14 +164,14 @@ def test_a_full_queue_and_a_turn_that_comes_too_late_are_refused() -> None:
     async def main() -> None:
         workers, go, done = Workers(1, most_waiting=2), threading.Event(), list[int]()
         assert workers.refuses("m", 0.0, 1.0) is None  # nobody waits: who is late is told in its turn
-        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: done.append(0))
+        begin(workers, lambda: go.wait(PATIENCE_S), lambda *_: done.append(0))
         await until(lambda: workers.waiting == 0)
-        workers.begin(lambda: None, lambda *_: done.append(1))
+        begin(workers, lambda: None, lambda *_: done.append(1))
         assert workers.refuses("m", float("inf"), 1.0) is None
         late = workers.refuses("m", 0.0, 1.0)
         assert late is not None
         assert late.reason == "cannot-finish"
-        workers.begin(lambda: None, lambda *_: done.append(2))
+        begin(workers, lambda: None, lambda *_: done.append(2))
         full = workers.refuses("m", float("inf"), 1.0)
         assert full is not None
         assert full.reason == "queue-full"
@@ -191,9 +192,9 @@ def test_closing_tells_those_that_have_not_begun() -> None:
             began.set()
             go.wait(PATIENCE_S)
 
-        workers.begin(first, lambda _result, error: errors.append(error))
+        begin(workers, first, lambda _result, error: errors.append(error))
         assert began.wait(PATIENCE_S)
-        workers.begin(lambda: None, lambda _result, error: errors.append(error))
+        begin(workers, lambda: None, lambda _result, error: errors.append(error))
         workers.close()
         assert len(errors) == 1
         assert isinstance(errors[0], asyncio.CancelledError)
@@ -218,12 +219,12 @@ def test_what_nobody_waits_for_is_done_last_and_is_bounded() -> None:
             begun.set()
             go.wait(PATIENCE_S)
 
-        workers.begin(hold, lambda *_: order.append("first"))
+        begin(workers, hold, lambda *_: order.append("first"))
         assert begun.wait(PATIENCE_S)
         for number in range(10):
             workers.idle(lambda: None, lambda *_, n=number: order.append(f"idle {n}"))
         assert not workers.takes_idle
-        workers.begin(lambda: None, lambda *_: order.append("begun"))
+        begin(workers, lambda: None, lambda *_: order.append("begun"))
         workers.finish(lambda: None, lambda *_: order.append("finished"))
         go.set()
         await until(lambda: len(order) == 7)
@@ -251,7 +252,7 @@ def test_a_result_that_cannot_be_delivered_keeps_no_other_from_its_own() -> None
         await until(lambda: len(workers._over) == 3)
         workers._deliver()
         assert seen == [2]
-        workers.begin(lambda: go.wait(PATIENCE_S), broken)
+        begin(workers, lambda: go.wait(PATIENCE_S), broken)
         workers.close()
 
     asyncio.run(main())
@@ -266,10 +267,10 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_begun(monkeypatch: pytes
 
         monkeypatch.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError):
-            workers.begin(lambda: 1, lambda result, _: seen.append(result))
+            begin(workers, lambda: 1, lambda result, _: seen.append(result))
         assert workers.waiting == 0
         monkeypatch.setattr(threading.Thread, "start", real)
-        workers.begin(lambda: 2, lambda result, _: seen.append(result))
+        begin(workers, lambda: 2, lambda result, _: seen.append(result))
         await until(lambda: seen == [2])
         workers.close()
 

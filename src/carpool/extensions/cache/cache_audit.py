@@ -12,7 +12,7 @@ from carpool.errors import CarpoolError
 from carpool.extensions.cache import counted
 from carpool.extensions.cache.front_caches import Hit, ModelCache
 from carpool.extensions.cache.similar import OFF_S, judged
-from carpool.frontend.calls.request import RequestService
+from carpool.frontend.calls.request_facts import RequestService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.engine_client import Answer

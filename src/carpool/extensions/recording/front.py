@@ -195,7 +195,7 @@ class RecordingClient:
     def begin_booking(self, entry: ModelEntry) -> RequestGroup:
         return self._engine.begin_booking(entry)
 
-    def turned_away(
+    def rejected_here(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
         """With another server, or other settings, they might have been let in; what is wrong stays wrong."""

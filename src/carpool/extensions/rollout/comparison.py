@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, without_stack
 from carpool.extensions.rollout.blame import fault_of
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Split
-from carpool.frontend.calls.request import RequestService
+from carpool.frontend.calls.request_facts import RequestService
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.recomputation import Recomputation, in_threads
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures

@@ -15,12 +15,8 @@ from carpool.extensions.rollout.comparison import Comparison
 from carpool.extensions.rollout.mirror import Mirror
 from carpool.extensions.rollout.routing import Routing, Split
 from carpool.frontend.calls.front_part import FrontPart, FrontServer
-from carpool.frontend.calls.request import (
-    OVER,
-    Infer,
-    Listener,
-    Request,
-)
+from carpool.frontend.calls.request import Infer, Listener, Request
+from carpool.frontend.calls.request_facts import OVER
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.engine_client import Answer

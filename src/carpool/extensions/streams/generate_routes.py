@@ -16,7 +16,7 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.frontend.calls.packing import AT_ONCE, packed
-from carpool.frontend.calls.request import OVER, Request
+from carpool.frontend.calls.request_facts import OVER, RequestFacts
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, as_event
 from carpool.frontend.http.exchange import (
@@ -124,7 +124,7 @@ class GenerateCall(HttpCall):
         request.arrived, request.unread = at, exchange.unread
         request.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
-            request.enter(self.current())
+            request.enter(request.service.lane(self.current()))
             if request.entry.traits.writes and not self._streams:
                 request.refuses_many = _EXACTLY_ONE
             signature = request.entry.signature
@@ -135,7 +135,7 @@ class GenerateCall(HttpCall):
 
     # ── as a `RequestReply` ──
 
-    def part(self, request: Request, answer: Answer) -> None:
+    def part(self, request: RequestFacts, answer: Answer) -> None:
         document = as_document(request.entry, request.head.id, answer.outputs)
         if not self._streams:
             if self._only is not None:
@@ -143,31 +143,31 @@ class GenerateCall(HttpCall):
             self._only = document
         elif isinstance(document, bytes):
             self._stream().send([document])
-            request.service.server_row.add(BYTES_SENT, len(document))
+            self._route.service.server_row.add(BYTES_SENT, len(document))
         else:
             answer.taken = True
-            sent = partial(request.service.server_row.add, BYTES_SENT)
+            sent = partial(self._route.service.server_row.add, BYTES_SENT)
             self._stream().send_long(document, partial(self._written, answer), sent)
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         if not request.entry.traits.in_parts(request.refuses_many):
             self.part(request, answer)
         if self._streams:
             self._stream().end()  # also of one without events
             if answer.taken and request.state != OVER:  # else it was given up while it was prepared
-                request.written(answer)
+                self.request.written(answer)
             return
         if self._only is None:
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
-        fields = _JSON + TIMING % request.times(answer.timing)
+        fields = _JSON + TIMING % self.request.times(answer.timing)
         if isinstance(self._only, bytes):
-            request.service.server_row.add(BYTES_SENT, len(self._only))
+            self._route.service.server_row.add(BYTES_SENT, len(self._only))
             self._exchange.respond(200, fields, self._only)
         else:
-            body = LongBody(self._only, self._long_events(request, answer), fields)
-            self._respond_long(request, body, answer)
+            body = LongBody(self._only, self._long_events(answer), fields)
+            self._respond_long(body, answer)
 
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         if self._events is None and self._streams and isinstance(error, ModelError):
             # As Triton's: what the model says instead of a first answer is an event, with its status.
             fields = EVENT_FIELDS + (b"" if times is None else TIMING % times)

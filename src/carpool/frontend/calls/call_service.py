@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from carpool.frontend.calls.client_memory import ClientMemory
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.lane import Choice
-from carpool.frontend.calls.request import Observer, RequestService, SeesPictures
+from carpool.frontend.calls.request import LaneService
+from carpool.frontend.calls.request_facts import Observer, SeesPictures
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.link.catalog import Catalog, ModelEntry
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 
 
-class CallService(RequestService):
+class CallService(LaneService):
     """Serves the calls of one front end, and is used in its loop's thread only."""
 
     choose: Callable[[ModelEntry, Mapping[bytes, bytes], bool], Choice | None]

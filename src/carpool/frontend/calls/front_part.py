@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.lane import Choice, LooksEarly
-from carpool.frontend.calls.request import (
-    Infer,
-    Observer,
-    Request,
-    RequestReply,
-    SeesPictures,
-)
+from carpool.frontend.calls.request import Infer, Request
+from carpool.frontend.calls.request_facts import Observer, RequestReply, SeesPictures
 from carpool.frontend.calls.trace_context import Caller
 from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.engine_client import EngineClient

@@ -10,7 +10,8 @@ import numpy as np
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.request import Request, RequestReply
+from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.request_facts import RequestReply
 from carpool.link.catalog import ModelEntry
 from carpool.link.senders import Sender
 from carpool.types import Array, Datatype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from carpool.frontend.calls.client_memory import Fetch
 from carpool.types import Datatype, InferRequest, Signature
@@ -27,6 +27,7 @@ AT_ONCE = 64 * 1024
 _BYTES = Datatype.BYTES
 _BOOL = Datatype.BOOL
 _FEW_STRINGS = 4096
+_PUT_AT_ONCE = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 _COPIED = 1 << 20
 
 
@@ -94,21 +95,28 @@ def _pack(head: RequestHead, tail: Buffer, model: str) -> tuple[RequestHead, lis
     return binary, pieces
 
 
-def fill_slot(
-    head: RequestHead,
-    pieces: Sequence[Buffer],
-    fetch: Fetch | None,
-    view: memoryview,
-    unchecked: str,
-    between: Between,
-) -> None:
-    """Fills a slot with the pieces and with what is in the client's memory, and checks them unless they were:
-    for the model of this name."""
-    put_pieces(pieces, view, between)
-    if unchecked:
-        check(head, view[: head.tail_size], unchecked, between)
-    if fetch is not None:
-        fetch.into(view, between)
+def begin_filling(
+    head: RequestHead, pieces: Sequence[Buffer], fetch: Fetch | None, view: memoryview, unchecked: str
+) -> tuple[bool, Callable[[Between], None]] | None:
+    """Puts what is not much into a slot: the pieces, or what is in the client's memory. Returns the work that
+    is left, and before it whether that takes long: the rest of the copies, and the checks of tensors that are
+    unchecked yet, for the model of this name. None: nothing is left."""
+    if head.tail_size <= _PUT_AT_ONCE or (fetch is not None and fetch.by_engine):
+        put_pieces(pieces, view)
+        if (fetch is None and (head.plain or not unchecked)) or (fetch is not None and fetch.by_engine):
+            return None
+        pieces = ()
+    long = bool(pieces) or (fetch is not None and fetch.takes_long)
+    long = long or (bool(unchecked) and head.tail_size > AT_ONCE and not is_in_place(head))
+
+    def fill(between: Between) -> None:
+        put_pieces(pieces, view, between)
+        if unchecked:
+            check(head, view[: head.tail_size], unchecked, between)
+        if fetch is not None:
+            fetch.into(view, between)
+
+    return long, fill
 
 
 def put_pieces(pieces: Sequence[Buffer], view: memoryview, between: Between = go_on) -> None:

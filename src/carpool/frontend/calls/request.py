@@ -20,121 +20,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
 from carpool.compiling import mypyc_attr
-from carpool.errors import Cancelled, CarpoolError, Unavailable, Unsupported, without_stack
-from carpool.frontend.calls.client_memory import ClientMemory, Outlets, names_regions
-from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
-from carpool.frontend.calls.lane import Choice, Infers, LooksEarly
-from carpool.frontend.calls.packing import AT_ONCE, fill_slot, is_in_place, put_pieces
-from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
+from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
+from carpool.frontend.calls.client_memory import names_regions
+from carpool.frontend.calls.lane import Infers, LooksEarly
+from carpool.frontend.calls.packing import begin_filling
+from carpool.frontend.calls.request_facts import (
+    ANSWERING,
+    NO_REPLY,
+    OFFERED,
+    OVER,
+    READING,
+    RUNNING,
+    RequestFacts,
+    RequestReply,
+    RequestService,
+)
 from carpool.frontend.calls.thread_errors import explained, stopping
-from carpool.frontend.calls.trace_context import RequestOrigin
-from carpool.frontend.clients.fair_threads import FairThreads, ThreadWork
+from carpool.frontend.clients.fair_threads import ThreadWork
 from carpool.link.catalog import ModelEntry
 from carpool.link.contents import Content, Pieces, Waiting
-from carpool.link.engine_client import (
-    IN_PARTS,
-    USUAL,
-    Answer,
-    Ask,
-    Call,
-    EngineClient,
-    Handling,
-)
+from carpool.link.engine_client import IN_PARTS, USUAL, Answer, Ask, Call, Handling
 from carpool.link.senders import Sender
 from carpool.link.step_times import Times
 from carpool.memory.arena import LARGE, Slot
 from carpool.memory.layout import answer_size
-from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
-from carpool.observe.counters import Row, count_failure
-from carpool.observe.logs import Logger
-from carpool.types import RequestOptions, Tensor, Timing
-from carpool.wire.classes import any_takes_long, with_classes
+from carpool.observe.columns import DECODE_SECONDS, REQUEST_SECONDS
+from carpool.observe.counters import Row
+from carpool.types import RequestOptions, Timing
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.strings import Between, go_on
-from carpool.wire.v2 import Buffer, Placed, RequestHead
+from carpool.wire.v2 import Buffer, RequestHead
 
 if TYPE_CHECKING:
-    from carpool.frontend.pictures.picture_service import PictureService
     from carpool.frontend.pictures.sent_pictures import SentPictures
-    from carpool.frontend.pictures.workers import PictureJob
+    from carpool.frontend.pictures.workers import PictureDecoding
 
 T = TypeVar("T")
-WherePlaced = Callable[[], Mapping[str, Placed]]
-"""Says where outputs lie in clients' memory, or raises why they do not."""
 
-READING: Final = 0
-OFFERED: Final = 1
-RUNNING: Final = 2
-ANSWERING: Final = 3
-OVER: Final = 4
-
-LEFT = asyncio.CancelledError("the client left")
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
-_PUT_AT_ONCE: Final = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class RequestReply:
-    """Writes what comes of a request, in the words of its protocol; and says what the protocol knows of it.
-    This one is of a client that has left."""
-
-    __slots__ = ()
-
-    form = ""  # distinguishes its encoded answers from other protocols'; empty: they are not encoded
-    siblings = b""  # is the same for requests that came as one, and differs from all others'
-    looked: object = None  # what was found where its answer was looked for already
-
-    def answer(self, request: Request, answer: Answer) -> None:
-        """Sends the outputs, those in `request.placed` excepted, or `request.encoded` in their place. What
-        goes on when this returns is marked as `Answer.taken`."""
-
-    def part(self, request: Request, answer: Answer) -> None:
-        """Writes one of several answers, in their order; then come `answer`, without any outputs, or `error`.
-        What this raises ends the request: a client that reads too slowly is cut off."""
-
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
-        """Writes an error. `times` is None for a request that never came to the engine."""
-
-    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
-        """Returns the outputs as `answer` sends them, without what belongs to this request alone."""
-        raise Unsupported("answers of this form are not encoded")
-
-    def current(self) -> ModelLane:
-        """Returns what serves it now."""
-        raise Unavailable("the client left")
-
-    def origin(self, error: CarpoolError | None) -> RequestOrigin:
-        """Returns how it came, and how it was answered, for its span."""
-        return RequestOrigin("", {})
-
-    def request_id(self, request: Request) -> str:
-        """Returns it as the client calls it; empty where it does not."""
-        return request.head.id
-
-    def fields(self) -> Mapping[bytes, bytes]:
-        """Returns what the client sent beside it, by its name in lower case: headers, or metadata."""
-        return {}
-
-    def named(self, head: RequestHead) -> RequestHead:
-        """Returns the head with the request's own id, where the head is one that many share."""
-        return head
-
-    def facts(self, request: Request) -> Mapping[str, str]:
-        """Returns what a log line says of it."""
-        return {"model": request.entry.name}
-
-    def takes_long(self) -> None:
-        """Notes that a thread works on the answer."""
-
-
-NO_REPLY: Final = RequestReply()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -182,58 +111,26 @@ class ModelLane(NamedTuple):
     early: LooksEarly | None = None  # of the outermost wrapper, which may answer pictures that are not read
 
 
-class Observer(Protocol):
-    """Sees how requests end, in the loop's thread: it must not raise or take long."""
+class LaneService(RequestService):
+    """Knows the lanes, too."""
 
-    def answered(self, call: Request, answer: Answer, times: tuple[float, float, float]) -> None:
-        """Notes that a call was answered well: when it was offered, when that was done, and now, by
-        `time.monotonic()`."""
-
-    def failed(self, call: Request, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
-
-
-SeesPictures: TypeAlias = "Callable[[ModelEntry, SentPictures, Slot | None], None]"
-"""Sees what goes to the engine before it is decoded, with the slot of a file that lies in one already."""
-
-
-class RequestService:
-    """Holds what every request needs of its front end."""
-
-    engine: EngineClient
-    log: Logger
-    server_row: Row  # this process's counters that belong to no model
-    memory: ClientMemory
-    threads: ThreadPoolExecutor
-    fair_threads: FairThreads  # their work is charged to clients
-    forward: ForwardedHeaders | None  # headers that models receive
-    observers: tuple[Observer, ...]
-    see_pictures: tuple[SeesPictures, ...]
     lane: Callable[[ModelEntry], ModelLane]
     """Returns what requests for this version pass."""
-    pictures: PictureService
-    """Serves images. There is none before a model takes images, or `with_pictures` is called."""
 
 
-class Request:
+class Request(RequestFacts):
     """Represents one request. All of it is called in the loop's thread. It has no subclasses: protocols and
     wrappers hold a request. While `slot` is not None, the request owns it; else a thread that writes to it
     does, or the call.
     """
 
-    __slots__ = (
-        *("_after", "_aside_work", "_call", "_done_at", "_job", "_listeners", "_offered_at"),
-        *("_outlets", "_ready_in", "_until", "arrived", "choice", "client", "content"),
-        *("deadline", "engine", "encoded", "entry", "head", "heard", "infer", "more_fields", "note"),
-        *("pictures", "placed", "refuses_many", "reply", "row", "sender", "service", "slot", "state"),
-        "unread",
-    )
+    __slots__ = ("_after", "_call", "_decoding", "_listeners", "engine", "infer", "service")
 
-    entry: ModelEntry  # with `row` and `infer`: its lane
-    infer: Infer | None
+    infer: Infer | None  # with `entry` and `row`: its lane
 
     def __init__(
         self,
-        service: RequestService,
+        service: LaneService,
         reply: RequestReply,
         sender: Sender,
         deadline: float,
@@ -242,35 +139,27 @@ class Request:
         self.service = service
         self.reply = reply
         self.engine: Infers = service.engine
-        self.row: Row | None = None  # None while it is not known whose counters this belongs to
+        self.row = None
         self.sender = sender
-        self.client = sender.holder  # whose account it is charged to, or its address
-        self.deadline = deadline  # the client's own
-        self.arrived = self._offered_at = arrived  # when all of it was here
-        self.unread = 0.0  # seconds that it lay in its socket before that
+        self.client = sender.holder
+        self.deadline = deadline
+        self.arrived = self.offered_at = arrived
+        self.unread = self.done_at = 0.0
         self.head = _NOT_READ
         self.state = READING
-        self.heard = False  # the engine has heard of it
-        self.slot: Slot | None = None
-        self.content: Content | None = None  # for the wrappers
-        self.pictures: SentPictures | None = None  # until it is over, and while observers hear of it
-        self.choice: Choice | None = None  # what has chosen its version, between several
-        self.refuses_many = ""  # what is said of a model that may give several answers, where one is taken
-        self.note: AnswerNote | None = None  # what a wrapper says of the answer
-        self.encoded: EncodedAnswer | None = None  # the answer, where a wrapper has it so
-        self.placed: Mapping[str, Placed] = {}  # outputs that are in the client's memory
-        self.more_fields = b""  # for the head of the answer, over HTTP
+        self.heard = False
+        self.slot = self.content = self.pictures = self.choice = None
+        self.outlets = self.note = self.encoded = self.thread_work = None
+        self.refuses_many, self.more_fields = "", b""
+        self.placed = {}
         self._call: Call | None = None
-        self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
-        self._job: tuple[PictureJob, Slot] | None = None  # decodes pictures into the slot
-        self._aside_work: ThreadWork[Any] | None = None  # does what would hold up the loop
+        self._decoding: PictureDecoding | None = None
         self._listeners: list[Listener] | None = None
         self._after: Callable[[Answer], None] | None = None
-        self._ready_in = self._until = self._done_at = 0.0
 
-    def promise_begins(self, now: float) -> None:
-        """The model was loaded for it: what it took until now is no part of the promise."""
-        self.arrived = self._offered_at = now
+    def loaded(self, now: float) -> None:
+        """The model was loaded for it: what that took is not counted towards its SLO."""
+        self.arrived = self.offered_at = now
 
     def enter(self, lane: ModelLane) -> None:
         """Goes on in this lane: of a newer catalogue, or of another version."""
@@ -285,7 +174,7 @@ class Request:
         slot = self.slot
         assert slot is not None
         if self.infer is not None:
-            self.slot = self._outlets = None
+            self.slot = self.outlets = None
             self._pass(self.infer, head, Content(slot, tail))
             return
         self._enter(head)
@@ -311,7 +200,7 @@ class Request:
 
     def wants_outputs(self, head: RequestHead) -> None:
         """Finds the places of outputs that are wanted in the client's own memory."""
-        self._outlets = self.service.memory.outlets(head.outputs, self.sender.holder)
+        self.outlets = self.service.memory.outlets(head.outputs, self.sender.holder)
 
     def _pass(self, infer: Infer, head: RequestHead, content: Content) -> None:
         self.content = content
@@ -351,7 +240,7 @@ class Request:
         """Answers in the place of what is inside of this listener."""
         self.recall(listener)
         self.state = ANSWERING
-        self._done_at = self._offered_at = monotonic()
+        self.done_at = self.offered_at = monotonic()
         self._finish(answer)
 
     def after(self, act: Callable[[Answer], None]) -> None:
@@ -413,23 +302,18 @@ class Request:
             fetch = memory.fetch(head, self.sender.holder, by_engine=by_engine)
         placed, size = head, head.tail_size
         if fetch is not None:
-            placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
+            placed, self.outlets, size = fetch.head, fetch.outlets, fetch.size
         engine = self.service.engine
         if size > LARGE:
             answer = answer_size(self.entry.signature, size)
             slot = self.slot = engine.large_slot(size, answer, self.client, _no_room)
         else:
             slot = self.slot = engine.slot(size)
-        if head.tail_size <= _PUT_AT_ONCE or placed.regions:
-            put_pieces(pieces, slot.view)
-            if placed.regions or (fetch is None and (checked or head.plain)):
-                self._offer(placed, slot, 0)
-                return None
-            pieces = ()
-        fill = partial(fill_slot, head, pieces, fetch, slot.view, "" if checked else self.entry.name)
-        takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
-        takes_long = takes_long or bool(pieces) or (fetch is not None and fetch.takes_long)
-        return self.aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
+        filling = begin_filling(head, pieces, fetch, slot.view, "" if checked else self.entry.name)
+        if filling is None:
+            self._offer(placed, slot, 0)
+            return None
+        return self.aside(*filling, lambda _: self._offer(placed, slot, 0), slot)
 
     def _with_headers(self, head: RequestHead) -> RequestHead:
         """Returns the head with the headers that its model receives."""
@@ -441,43 +325,34 @@ class Request:
     def place_pictures(self, pictures: SentPictures) -> None:
         """Offers pictures at once, which are decoded when they are let in. Or as a file, for the model's
         device to decode; it may be in a slot already."""
-        service, on_route = self.service, pictures.on_route
-        self._enter(pictures.asked, gate=not on_route)
+        service, entry = self.service, self.entry
+        self._enter(pictures.asked, gate=not pictures.on_route)
         if pictures.asked.outputs:
             self.wants_outputs(pictures.asked)
         self.pictures = pictures
-        entry = self.entry
         for sees in service.see_pictures:
             sees(entry, pictures, pictures.slot)
-        now, weight = monotonic(), pictures.weight
+        now = monotonic()
         if pictures.is_file:
-            if on_route:
+            if pictures.on_route:
                 service.pictures.offers(entry, now)
             self.slot = slot = pictures.slot_of_file(service.engine)
             self._offer(pictures.head, slot, 0)
             return
         slo = entry.batching.slo  # as `entry.due`, without a call
         until = self.deadline if slo is None else min(self.deadline, self.arrived + slo)
-        self._until = until
-        # On a route it was counted at its head, and the gate looks at how many were.
-        if on_route:
-            given = self.deadline, until, now, self.sender, weight, self.client
-            refusal = service.pictures.refuses_now(entry, *given)
-        else:
-            refusal = service.pictures.cannot_decode(entry, until, now, weight, self.client)
-        if refusal is not None:
-            raise refusal
+        given = self.deadline, until, now, self.sender, self.client
+        self._decoding = decoding = service.pictures.decoding(entry, pictures, *given)
         slot = service.engine.slot(pictures.size)
         try:
-            self._ready_in = service.pictures.workers.foresee(weight, now, self.client)
-            self._offer(pictures.head, slot, 0, self._ready_in)
+            self._offer(pictures.head, slot, 0, decoding.ready_in)
         finally:
             self.slot = slot  # until its tensors are in it
         self.state = OFFERED
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         """Goes the one way to the engine."""
-        self._offered_at = monotonic()
+        self.offered_at = monotonic()
         entry, pictures = self.entry, self.pictures
         if entry.signature.told:
             head = self.reply.named(head)
@@ -513,7 +388,7 @@ class Request:
             return None
         if slot is not None:
             self.slot = None
-        self._aside_work = in_thread = self.service.fair_threads.begin(self.client, work)
+        self.thread_work = in_thread = self.service.fair_threads.begin(self.client, work)
         in_thread.done.add_done_callback(partial(self._came_back, then, slot, in_thread))
         return in_thread.done
 
@@ -521,11 +396,11 @@ class Request:
         self, then: Callable[[T], object], slot: Slot | None, which: ThreadWork[T], work: asyncio.Future[T]
     ) -> None:
         error = stopping() if work.cancelled() else work.exception()
-        if self.state == OVER or self._aside_work is not which:  # or it was recalled
+        if self.state == OVER or self.thread_work is not which:  # or it was recalled
             if slot is not None:
                 slot.release()
             return
-        self._aside_work = None
+        self.thread_work = None
         self.slot = slot
 
         def go_on(_: Request) -> None:
@@ -539,27 +414,26 @@ class Request:
     def renew(self) -> None:
         """Threads take their time: meanwhile a model may have been replaced by one that takes the same."""
         with contextlib.suppress(CarpoolError):
-            lane = self.reply.current() if self.content is None else self._same_version()
-            if lane.entry.signature.is_like(self.entry.signature):
-                self.enter(lane)
+            entry = self.reply.current() if self.content is None else self._same_version()
+            if entry.signature.is_like(self.entry.signature):
+                self.enter(self.service.lane(entry))
 
-    def _same_version(self) -> ModelLane:
+    def _same_version(self) -> ModelEntry:
         """Wrappers know it as a request for this version, whatever would be chosen now."""
         entry = self.service.engine.catalog.entries.get((self.entry.name, self.entry.version))
         if entry is None:
             raise Unavailable(f"model '{self.entry.name}' is not loaded any more")
-        return self.service.lane(entry)
+        return entry
 
     def admitted(self) -> None:
         """The engine has let it in: now there is sense in decoding. The thread has the slot from here on."""
-        pictures, slot, call = self.pictures, self.slot, self._call
-        if self.state == OFFERED and pictures is not None and slot is not None and call is not None:
+        if self.state != OFFERED:
+            return
+        decoding, pictures, slot, call = self._decoding, self.pictures, self.slot, self._call
+        if decoding is not None and pictures is not None and slot is not None and call is not None:
             self.slot = None
-            work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
-            until, weight = self._until, pictures.weight
-            decoded = partial(self._decoded, slot, call)
             try:
-                self._job = workers.begin(work, decoded, until, weight, self.client), slot
+                decoding.begin(slot, pictures.prepare, partial(self._decoded, slot, call))
             except Exception as fault:
                 slot.release()
                 self.fail_unexpectedly(fault)
@@ -567,20 +441,18 @@ class Request:
     def _decoded(self, slot: Slot, call: Call, seconds: float | None, error: BaseException | None) -> None:
         """The thread is done with the slot, which goes over to the call that it was decoded for, with the
         tensors in it. By now that may be over, and the request may have another."""
-        if self.state != OFFERED or self._call is not call:
+        decoding = self._decoding
+        if self.state != OFFERED or self._call is not call or decoding is None:
             slot.release()
             return
-        self._job = None  # it knows us too: let go, or only the collector could free both
+        self._decoding = None  # it knows us too: let go, or only the collector could free both
         if seconds is None:
             self._take_back()
             slot.release()
             self.fail(explained(error, self.entry.name))
             return
         try:
-            now = monotonic()
-            weight = 1.0 if self.pictures is None else self.pictures.weight
-            self.service.pictures.workers.came_true(weight, self._ready_in, now - self._offered_at, now)
-            self._offered_at = now
+            self.offered_at = self.service.pictures.workers.came_true(decoding)
             self.state = RUNNING
             assert self.row is not None
             self.row.observe(DECODE_SECONDS, seconds)
@@ -608,118 +480,49 @@ class Request:
             self.fail_unexpectedly(fault)
 
     def done(self, answer: Answer) -> None:
-        """Never raises: the engine says nothing more of it. Called again when its classes were found."""
-        if self.state != ANSWERING:
-            self.state = ANSWERING
-            self._done_at = monotonic()
-        pictures, entry = self.pictures, self.entry
+        """Never raises: the engine says nothing more of it."""
+        self.state = ANSWERING
+        self.done_at = monotonic()
         if self.content is not None:
             self.content.gone = True
-        try:
+        if self.pictures is None and self.outlets is None:
             for output in self.head.outputs:
-                if output.classification and answer.error is None and self._classify(answer):
-                    return
-            in_parts = entry.traits.decoupled and entry.traits.in_parts(self.refuses_many)
-            if (pictures is None and self._outlets is None) or in_parts:
-                if pictures is not None and answer.error is None:
-                    pictures.conclude()
-                self._finish(answer)
-            elif pictures is None or answer.error is not None:
-                self._put_out(answer)
+                if output.classification:
+                    break
             else:
-                self._compose(pictures, answer)
-        except Exception as fault:
-            answer.error = CarpoolError(f"the server failed on this request: {type(fault).__name__}")
-            self.service.log.exception("request-failed", **self.reply.facts(self))
-            self._finish(answer)
+                self._finish(answer)
+                return
+        from carpool.frontend.calls.answer_work import AnswerWork  # which most servers of tensors never need
 
-    def _classify(self, answer: Answer) -> bool:
-        """Finds the classes that were asked for, if there are many values to look through: in a thread, where
-        numpy does it while the loop goes on. Returns whether that is so."""
-        entry, asked = self.entry, self.head.outputs
-        if not any_takes_long(asked, answer.outputs):
-            return False
-        batched = entry.signature.max_batch > 0
-        work = partial(with_classes, asked, answer.outputs, entry.published.labels, batched=batched)
-        self._aside_work = in_thread = self.service.fair_threads.begin(self.client, work)
-        in_thread.done.add_done_callback(partial(self._classified, answer))
-        return True
+        AnswerWork(self.service, self, answer, self._finish).go_on()
 
-    def _classified(self, answer: Answer, work: asyncio.Future[list[Tensor]]) -> None:
-        error = stopping() if work.cancelled() else work.exception()
-        self._aside_work = None
-        if error is None:
-            answer.outputs = work.result()
-        elif isinstance(error, CarpoolError):
-            answer.error = without_stack(error)
-        else:
-            self.service.log.error("classes-failed", exc_info=error, **self.reply.facts(self))
-            answer.error = CarpoolError(f"the server failed on this request: {type(error).__name__}")
-            without_stack(error)
-        if self.state == OVER:
-            self._finish(answer)  # which gives back what it holds
-        else:
-            self.done(answer)
-
-    def _compose(self, pictures: SentPictures, answer: Answer) -> None:
-        """Work out what the outputs mean, where that takes long in a thread."""
-        self.service.pictures.ran(self.entry, answer.timing)
-        if not pictures.composes:
-            self._put_out(answer)
-            return
-        if not pictures.quick:
-            self.reply.takes_long()
-            work = partial(pictures.compose, answer.outputs)
-            self.service.pictures.workers.finish(work, partial(self._composed, answer))
-            return
-        try:
-            answer.outputs, seconds = pictures.compose(answer.outputs)
-        except Exception as error:
-            answer.error = explained(error, self.entry.name)
-        else:
-            assert self.row is not None
-            self.row.observe(POST_SECONDS, seconds)
-        if self._outlets is None:
-            self._finish(answer)
-        else:
-            self._put_out(answer)
-
-    def _composed(
-        self, answer: Answer, composed: tuple[Sequence[Tensor], float] | None, error: BaseException | None
-    ) -> None:
-        """What the outputs mean was worked out."""
-        if composed is None:
-            answer.error = explained(error, self.entry.name)
-        else:
-            answer.outputs, seconds = composed
-            assert self.row is not None
-            self.row.observe(POST_SECONDS, seconds)
-        self._put_out(answer)
-
-    def _put_out(self, answer: Answer) -> None:
-        """Write outputs that are wanted there to the client's own memory, long ones in a thread."""
-        outlets = self._outlets
-        if outlets is None or answer.error is not None or self.state == OVER:
-            self._finish(answer)
-        elif outlets.put(answer.outputs, self.entry, self.service.threads, partial(self._finish, answer)):
-            self.reply.takes_long()
-
-    def _finish(self, answer: Answer, placed: WherePlaced | None = dict) -> None:
-        """Answers, and gives back what the call holds; without `placed`, the server stops. Never raises,
-        since others wait behind it."""
+    def _finish(self, answer: Answer) -> None:
+        """Answers, and gives back what the call holds, unless the answer is still being sent from there.
+        Never raises, since others wait behind it."""
         call, self._call = self._call, None  # it knows us too
         taken = False
         try:
             if self.state == OVER:
                 return  # the client left while a thread worked
             answer.held = call
-            if placed is not dict:
-                self._find_placed(answer, placed)
-            passed: Answer | None = answer
-            if self._listeners:
-                passed = self._hear(answer)
-            if passed is not None:
-                taken = self._end(passed)
+            passed = self._hear(answer) if self._listeners else answer
+            if passed is None:
+                return
+            after, self._after = self._after, None
+            try:
+                if passed.error is not None:
+                    self.end_with(passed.error, passed.timing if self.heard else None)
+                else:
+                    self.reply.answer(self, passed)
+                    if not passed.taken:
+                        self.written(passed)
+            finally:
+                if after is not None:
+                    after(passed)
+            if passed.outside is not None:  # how long its client waited beyond what the engine sees
+                now = monotonic()
+                passed.outside.seen(self.unread + now - passed.sent, now)
+            taken = passed.taken
         except CarpoolError as error:
             self.end_with(error, answer.timing if self.heard else None)
         except Exception as fault:
@@ -727,15 +530,6 @@ class Request:
         finally:
             if call is not None and not taken:
                 call.release()
-
-    def _find_placed(self, answer: Answer, placed: WherePlaced | None) -> None:
-        if answer.error is None:
-            try:
-                if placed is None:
-                    raise stopping()
-                self.placed = placed()
-            except CarpoolError as error:
-                answer.error = error
 
     def _hear(self, answer: Answer) -> Answer | None:
         """Every listener gets the answer once, the innermost first; None: one of them has taken it."""
@@ -752,42 +546,24 @@ class Request:
             self.state = RUNNING
         return passed
 
-    def _end(self, answer: Answer) -> bool:
-        """Returns whether the answer is being sent, and has what its outputs lie in until that is over."""
-        after, self._after = self._after, None
-        try:
-            if answer.error is not None:
-                self.end_with(answer.error, answer.timing if self.heard else None)
-            else:
-                self.reply.answer(self, answer)
-                if not answer.taken:
-                    self.written(answer)
-        finally:
-            if after is not None:
-                after(answer)
-        if answer.outside is not None:  # how long its client waited beyond what the engine sees
-            now = monotonic()
-            answer.outside.seen(self.unread + now - answer.sent, now)
-        return answer.taken
-
     def written(self, answer: Answer) -> None:
-        """The answer is out, or its head if it is long: those hear of it who only look on."""
+        """The answer is out, or its head if it is long."""
         self.state = OVER
-        now = monotonic()
         if self.reply is not NO_REPLY:
-            times = self._offered_at, self._done_at, now
+            now = monotonic()
+            times = self.offered_at, self.done_at, now
             for observer in self.service.observers:
                 observer.answered(self, answer, times)
             assert self.row is not None
             self.row.observe(REQUEST_SECONDS, now - self.arrived)
             self.reply = NO_REPLY  # which knows us, too
-        self._outlets = self.pictures = None
+        self.outlets = self.pictures = None
         if self.content is not None:
             self._drop_content()
 
     def times(self, timing: Timing) -> Times:
         """Returns the times with the front end's own seconds around those of the engine."""
-        before, after = self._offered_at - self.arrived, monotonic() - self._done_at
+        before, after = self.offered_at - self.arrived, monotonic() - self.done_at
         return Times(
             (before + timing.input) * 1e3,
             timing.queue * 1e3,
@@ -814,26 +590,10 @@ class Request:
         if state == OVER:
             return
         self.give_back()
-        reply, self.reply = self.reply, NO_REPLY
-        if reply is NO_REPLY:
-            return  # its client has left
-        now = monotonic()
-        times: Times | None = None
-        if timing is not None:
-            times = self.times(timing)
-        elif self.heard:
-            times = Times(decode=(now - self.arrived) * 1e3)
-        if self.row is not None:
-            unheard = self.head.batch if times is None and not self.sender.again else 0
-            if times is None:
-                source = self.sender.source or self.head.options.source
-                self.service.engine.turned_away(self.entry, error, self.arrived, self.head.batch, source)
-            count_failure(self.row, error, now - self.arrived, unheard)
-        reply.error(self, error, times)
-        self.reply = reply
-        for observer in self.service.observers:
-            observer.failed(self, error, timing, now)
-        self.reply = NO_REPLY
+        if self.reply is not NO_REPLY:  # else its client has left
+            times = None if timing is None else self.times(timing)
+            self.service.answer_error(self, error, timing, times)
+            self.reply = NO_REPLY
 
     def leave(self) -> None:
         """The client has gone: no answer is wanted any more, and what has not begun is not done, unless
@@ -851,11 +611,7 @@ class Request:
             if state != ANSWERING:  # else a thread has the outputs, and `_finish` releases them
                 self._take_back()
             self._drop_content()
-        now = monotonic()
-        if self.row is not None:
-            count_failure(self.row, LEFT, now - self.arrived if self.arrived else 0.0)
-        for observer in self.service.observers:
-            observer.failed(self, Cancelled("the client left"), None, now)
+        self.service.count_left(self)
         self.reply = NO_REPLY
 
     def _take_back(self) -> None:
@@ -873,18 +629,18 @@ class Request:
             self._drop_content()
 
     def _give_back(self) -> None:
-        self._outlets = self.pictures = None
+        self.outlets = self.pictures = None
         self._stop_aside()
-        job, self._job = self._job, None
-        if job is not None and self.service.pictures.workers.drop(job[0]):
-            job[1].release()  # else a thread writes to it: `_decoded` gives it back
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.drop()
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.release()
 
     def _stop_aside(self) -> None:
         """Stops work that is not needed any more. Its thread owns the slot until it ends."""
-        work, self._aside_work = self._aside_work, None
+        work, self.thread_work = self.thread_work, None
         if work is not None:
             work.stop()
 
@@ -892,23 +648,6 @@ class Request:
         content, self.content = self.content, None
         if content is not None:
             content.drop()
-
-    # ── what observers see ──
-
-    @property
-    def request_id(self) -> str:
-        return self.reply.request_id(self)
-
-    @property
-    def siblings(self) -> bytes:
-        return self.reply.siblings
-
-    @property
-    def sent_fields(self) -> Mapping[bytes, bytes]:
-        return self.reply.fields()
-
-    def origin(self, error: CarpoolError | None) -> RequestOrigin:
-        return self.reply.origin(error)
 
 
 def _no_room() -> bool:

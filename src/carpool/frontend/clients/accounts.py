@@ -23,7 +23,6 @@ from ipaddress import IPv6Address, IPv6Network
 from typing import Protocol
 
 from carpool.core.bucket import Bucket
-from carpool.frontend.clients.dynamic_shares import Shares
 
 MOST_BYTES = 512 << 20
 """Held for all clients of a server, whose front ends have equal parts; one client alone gets half of each."""
@@ -40,6 +39,46 @@ DECODING_SHARE, DECODING_BURST_S = 0.4, 0.1
 CONNECTION, CALL = range(2)
 _NETWORK_BITS = 64
 _MORE_ROOM = 1 / 32  # of all bytes, made at once
+
+
+class Shares:
+    """Divides something of which there is a bounded amount among those who have some of it, by their names:
+    dynamic thresholds."""
+
+    __slots__ = ("_of", "_times", "most", "total")
+
+    def __init__(self, most: int, times: int = 1) -> None:
+        """One may have so many `times` what is left for the others."""
+        self.most = most
+        self._times = times
+        self.total = 0
+        self._of: dict[str, int] = {}
+
+    def of(self, name: str) -> int:
+        return self._of.get(name, 0)
+
+    def free(self, name: str) -> int:
+        """Returns how much more it may take."""
+        return self._times * (self.most - self.total) - self._of.get(name, 0)
+
+    def take(self, name: str, amount: int) -> bool:
+        """Takes an amount; False, and nothing taken, if that is more than is left for the others."""
+        mine = self._of.get(name, 0) + amount
+        if mine > self._times * (self.most - self.total) and (self.total or not self.most):
+            return False
+        self.total += amount
+        self._of[name] = mine
+        return True
+
+    def give(self, name: str, amount: int) -> None:
+        if not amount:
+            return
+        left = self._of[name] - amount
+        self.total -= amount
+        if left:
+            self._of[name] = left
+        else:
+            del self._of[name]
 
 
 class Holder(Protocol):

@@ -14,11 +14,8 @@ from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.extensions import choice_fields
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.calls.request import (
-    ModelLane,
-    Request,
-    RequestReply,
-)
+from carpool.frontend.calls.request import ModelLane, Request
+from carpool.frontend.calls.request_facts import RequestFacts, RequestReply
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.demands import NotLoaded
@@ -207,7 +204,7 @@ class GrpcCall(RequestReply):
                 check_model(self._who, missing)
                 parts = self._moved(message, parts)
                 await service.demands.loaded(missing, self.request.deadline, len(message))
-                self.request.promise_begins(monotonic())
+                self.request.loaded(monotonic())
                 family = await self._understood(parts)
             elif parts.family is None:
                 service.families.remember(message, parts, family)
@@ -318,7 +315,7 @@ class GrpcCall(RequestReply):
 
     # ── as a `RequestReply` ──
 
-    def current(self) -> ModelLane:
+    def current(self) -> ModelEntry:
         family = self._family
         assert family is not None
         entry = self._service.look_up(family.model, family.version)
@@ -327,9 +324,9 @@ class GrpcCall(RequestReply):
             if choice is not None:
                 same = (one for one in choice.entries if one.version == self.request.entry.version)
                 entry = next(same, choice.entries[0])
-        return self._service.lane(entry)
+        return entry
 
-    def request_id(self, request: Request) -> str:
+    def request_id(self, request: RequestFacts) -> str:
         return self.id.decode(errors="replace")
 
     def fields(self) -> Mapping[bytes, bytes]:
@@ -341,13 +338,13 @@ class GrpcCall(RequestReply):
     def named(self, head: RequestHead) -> RequestHead:
         return replace(head, id=self.id.decode())
 
-    def facts(self, request: Request) -> Mapping[str, str]:
+    def facts(self, request: RequestFacts) -> Mapping[str, str]:
         return {"id": self.id.decode(errors="replace")[:80]}
 
-    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
+    def encode(self, request: RequestFacts, answer: Answer) -> EncodedAnswer:
         return EncodedAnswer(messages.encode_outputs(self._listed(request, answer)))
 
-    def _listed(self, request: Request, answer: Answer) -> Sequence[tuple[bytes, Buffer]]:
+    def _listed(self, request: RequestFacts, answer: Answer) -> Sequence[tuple[bytes, Buffer]]:
         head, outputs, placed = request.head, answer.outputs, request.placed
         asked = head.outputs
         if answer.timing.__class__ is StepTiming:
@@ -362,7 +359,7 @@ class GrpcCall(RequestReply):
             outputs.template.said = head, [head for head, _ in listed]
         return listed
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         encoded, more = request.encoded, self._more
         listed: Sequence[tuple[bytes, Buffer]] = ()
         if more and request.note is not None:
@@ -373,20 +370,20 @@ class GrpcCall(RequestReply):
             more = encoded.body + more
         if answer.timing.__class__ is StepTiming:
             more += messages.text_parameter("carpool_steps", in_words(answer.timing))
-        times = request.times(answer.timing)
+        times = self.request.times(answer.timing)
         pieces, size = messages.answer_pieces(request.entry, self.id, listed, times, more)
         held = answer.held
         if size > LARGE and held is not None:
             answer.taken = True
             self._service.server_row.add(BYTES_SENT, sum(map(len, pieces)))
             self._reply(LongReply(pieces, held.release))
-            request.written(answer)
+            self.request.written(answer)
             return
         response = b"".join(pieces)
         self._service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         self._reply(Failure(error, times))
 
 

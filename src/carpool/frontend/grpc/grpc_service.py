@@ -17,8 +17,7 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
 from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.calls.trace_context import RequestOrigin
-from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts
-from carpool.frontend.clients.dynamic_shares import Shares
+from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.clients.loop_turns import OpenStream, StreamTurns
 from carpool.frontend.front_service import FrontService

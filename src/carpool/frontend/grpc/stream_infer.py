@@ -13,7 +13,7 @@ from typing import Final
 
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.request_facts import RequestFacts
 from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, LongReply, Reply, read_metadata
@@ -57,14 +57,14 @@ class StreamCall(GrpcCall):
         """Drops the callbacks, since the call and the stream would keep each other alive."""
         self._reply = self.say_part = _nobody
 
-    def part(self, request: Request, answer: Answer) -> None:
+    def part(self, request: RequestFacts, answer: Answer) -> None:
         self._ended = answer.last
         if answer.last and request.entry.traits.writes:
             self._last = answer
         else:
             self.say_part(self._part_of(request, answer, None))
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         if not request.entry.traits.decoupled:
             super().answer(request, answer)
         elif self._last is not None:
@@ -74,7 +74,7 @@ class StreamCall(GrpcCall):
         else:
             self._reply(b"")
 
-    def _part_of(self, request: Request, answer: Answer, timing: Timing | None) -> bytes:
+    def _part_of(self, request: RequestFacts, answer: Answer, timing: Timing | None) -> bytes:
         """Returns one answer; with `timing`, the last. It has those outputs that are wanted and that it
         brings."""
         more = FINAL_PARAMETER if answer.last else NOT_FINAL_PARAMETER
@@ -90,11 +90,11 @@ class StreamCall(GrpcCall):
         if asked or not wanted:
             listed = messages.list_outputs(request.entry, asked, answer.outputs, {})
         if timing is not None:
-            times = request.times(timing)
+            times = self.request.times(timing)
             if isinstance(timing, StepTiming) and timing.steps:
                 more += messages.text_parameter("carpool_steps", in_words(timing))
         response = messages.encode_answer(request.entry, self.id, listed, times, more)
-        request.service.server_row.add(BYTES_SENT, len(response))
+        self._service.server_row.add(BYTES_SENT, len(response))
         return response
 
 

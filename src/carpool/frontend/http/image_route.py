@@ -17,12 +17,8 @@ from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, wit
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.calls.lane import UnreadPicture
 from carpool.frontend.calls.packing import AT_ONCE
-from carpool.frontend.calls.request import (
-    LEFT,
-    ModelLane,
-    Request,
-    RequestReply,
-)
+from carpool.frontend.calls.request import ModelLane, Request
+from carpool.frontend.calls.request_facts import LEFT, RequestFacts, RequestReply
 from carpool.frontend.calls.reused_answer import AnswerNote, EncodedAnswer
 from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.calls.trace_context import RequestOrigin
@@ -220,15 +216,14 @@ class PictureOutcome(NamedTuple):
 class ImageCall(RequestReply):
     """Leads one picture of several to its outcome, of which all of them hear, unless the client has left."""
 
-    __slots__ = ("_lane", "_number", "_whole", "looked", "request", "siblings")
+    __slots__ = ("_number", "_whole", "looked", "request", "siblings")
 
     form = FORM
 
     def __init__(self, whole: ImageRequest, number: int) -> None:
         exchange = whole.exchange
         self.request = request = Request(whole.service, self, exchange.sender, whole.deadline, whole.arrived)
-        self._lane = lane = whole.target.lane
-        request.entry, request.row, request.infer = lane[:3]
+        request.entry, request.row, request.infer = whole.target.lane[:3]
         request.choice = whole.route.choice
         request.unread, request.client = exchange.unread, exchange.payer
         self.looked = whole.looked
@@ -253,25 +248,21 @@ class ImageCall(RequestReply):
         except CarpoolError as error:
             self.request.fail(error)
 
-    def current(self) -> ModelLane:
-        """Its own: the picture was read for that one."""
-        return self._lane
-
     def fields(self) -> Mapping[bytes, bytes]:
         return self._whole.exchange.head.headers
 
     def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return origin_of(self._whole.exchange, error, self._whole.service.fair.gate_status)
 
-    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
+    def encode(self, request: RequestFacts, answer: Answer) -> EncodedAnswer:
         picture = request.pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
         return EncodedAnswer(picture.body)
 
-    def part(self, request: Request, answer: Answer) -> None:
+    def part(self, request: RequestFacts, answer: Answer) -> None:
         self._whole.part(answer.text)
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         if self._whole.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
         picture, ready = request.pictures, request.encoded
@@ -284,9 +275,9 @@ class ImageCall(RequestReply):
         timing = answer.timing
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
         of_version = request.note, version, steps, answer.degraded, request.more_fields, document
-        self._whole.ended(self._number, PictureOutcome(body, None, request.times(timing), *of_version))
+        self._whole.ended(self._number, PictureOutcome(body, None, self.request.times(timing), *of_version))
 
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         self._whole.ended(self._number, PictureOutcome(b"", without_stack(error), times or Times()))
 
 

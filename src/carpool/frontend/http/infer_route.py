@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, prepare, takes_long
-from carpool.frontend.calls.request import (
-    ModelLane,
-    Request,
-    RequestReply,
-)
+from carpool.frontend.calls.request import ModelLane, Request
+from carpool.frontend.calls.request_facts import RequestFacts, RequestReply
 from carpool.frontend.calls.reused_answer import EncodedAnswer
 from carpool.frontend.calls.trace_context import RequestOrigin
 from carpool.frontend.http.body import body_encoding
@@ -317,7 +314,7 @@ class HttpCall(RequestReply):
         request.arrived, request.unread = at, exchange.unread
         request.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
-            request.enter(self.current())
+            request.enter(request.service.lane(self.current()))
             json = body if end is None else body[:end]
             if request.entry.vision is not None and may_hold_pictures(json):
                 self._look_for_pictures(body)
@@ -366,10 +363,10 @@ class HttpCall(RequestReply):
 
     # ── as a `RequestReply` ──
 
-    def current(self) -> ModelLane:
+    def current(self) -> ModelEntry:
         target = self._route.current(self._exchange.head_at)
         self.request.choice = self._route.choice
-        return target.lane
+        return target.lane.entry
 
     def _keep_to_source(self, head: RequestHead) -> None:
         """Its own parameters may name a source: between two versions, the choice is that source's."""
@@ -384,18 +381,18 @@ class HttpCall(RequestReply):
     def origin(self, error: CarpoolError | None) -> RequestOrigin:
         return origin_of(self._exchange, error, self._route.service.fair.gate_status)
 
-    def facts(self, request: Request) -> Mapping[str, str]:
+    def facts(self, request: RequestFacts) -> Mapping[str, str]:
         return {"model": request.entry.name, "path": self._exchange.head.path}
 
     def takes_long(self) -> None:
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
-    def encode(self, request: Request, answer: Answer) -> EncodedAnswer:
+    def encode(self, request: RequestFacts, answer: Answer) -> EncodedAnswer:
         buffers, _, length, _ = self._encoded(request, answer, sliced=False)
         return EncodedAnswer(b"".join(buffers), length)
 
     def _encoded(
-        self, request: Request, answer: Answer, request_id: str = "", *, sliced: bool = True
+        self, request: RequestFacts, answer: Answer, request_id: str = "", *, sliced: bool = True
     ) -> Encoded:
         entry, head, outputs = request.entry, request.head, answer.outputs
         of_steps = answer.timing.__class__ is StepTiming
@@ -415,7 +412,7 @@ class HttpCall(RequestReply):
             outputs.template.said = head, [bytes(encoded.buffers[0])]
         return encoded
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         entry, head, ready, asked = request.entry, request.head, request.encoded, self._route.asked
         of_steps = answer.timing.__class__ is StepTiming
         outputs = answer.outputs
@@ -429,7 +426,7 @@ class HttpCall(RequestReply):
             size = sum(map(len, buffers))
         else:
             buffers, size, length, json = self._encoded(request, answer, head.id)
-        times = request.times(answer.timing)
+        times = self.request.times(answer.timing)
         if json is not None and buffers:
             fields, encoding = _MIXED_ANSWER % times, asked.binary_encoding
         elif length is None:
@@ -449,16 +446,16 @@ class HttpCall(RequestReply):
         if encoding is not None and size >= WORTH_COMPRESSING:
             self._route.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return
-        request.service.server_row.add(BYTES_SENT, size)
+        self._route.service.server_row.add(BYTES_SENT, size)
         self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
 
     def _write_in_pieces(
-        self, request: Request, answer: Answer, fields: bytes, encoded: Encoded, encoding: bytes | None
+        self, request: RequestFacts, answer: Answer, fields: bytes, encoded: Encoded, encoding: bytes | None
     ) -> None:
         """Writes what would hold up the loop. Until that is over, the answer has what its outputs lie in."""
         buffers, size, _, json = encoded
         service = self._route.service
-        events = self._long_events(request, answer)
+        events = self._long_events(answer)
         body: LongBody
         if encoding is not None or (json is not None and buffers):
             begin = partial(service.fair_threads.begin, request.client)
@@ -467,18 +464,19 @@ class HttpCall(RequestReply):
             body = LongBody(json, events, fields)
         else:
             body = LongBody(SlicedBytes(buffers), events, fields, size)
-        self._respond_long(request, body, answer)
+        self._respond_long(body, answer)
 
-    def _long_events(self, request: Request, answer: Answer) -> LongEvents:
+    def _long_events(self, answer: Answer) -> LongEvents:
+        request = self.request
         return LongEvents(
-            begun=partial(self._begun, request, answer),
+            begun=partial(self._begun, answer),
             failed=partial(request.end_with, timing=answer.timing),
             ended=partial(self._written, answer),
             sent=partial(request.service.server_row.add, BYTES_SENT),
         )
 
-    def _respond_long(self, request: Request, body: LongBody, answer: Answer) -> None:
-        exchange = self._exchange
+    def _respond_long(self, body: LongBody, answer: Answer) -> None:
+        exchange, request = self._exchange, self.request
         if answer.held is None and answer.outputs:  # they may end when this returns
             body.move()
         answer.taken = True
@@ -488,17 +486,17 @@ class HttpCall(RequestReply):
         if not exchange.pending:  # its client has left while a thread worked, or it was rejected already
             request.leave()
 
-    def _begun(self, request: Request, answer: Answer) -> None:
+    def _begun(self, answer: Answer) -> None:
         """The head is out: a client that sends no more may still read."""
         self._exchange.on_disconnect = None
-        request.written(answer)
+        self.request.written(answer)
 
     def _written(self, answer: Answer) -> None:
         held, answer.held = answer.held, None
         if held is not None:
             held.release()
 
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         more = b"" if times is None else TIMING % times
         source = request.sender.source or request.head.options.source
         self._route.service.fair.tell(self._exchange, error, request.entry, source, more)

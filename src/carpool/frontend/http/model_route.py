@@ -141,7 +141,7 @@ class ModelRoute(Generic[Target]):
             sees(AtHead(exchange, service.fair.gate_status), entry, refusal, exchange.head_at)
         if entry is not None:  # else it is no model's failure
             count_failure(service.row(entry), refusal, 0.0, unheard=0 if sender.again else 1)
-            service.engine.turned_away(entry, refusal, exchange.head_at, source=sender.source)
+            service.engine.rejected_here(entry, refusal, exchange.head_at, source=sender.source)
         return None
 
     def _advised_instead(

@@ -22,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 
 from carpool.config.rules import shown
 from carpool.errors import CarpoolError, Forbidden, InvalidInput, Refused, TooLarge
-from carpool.frontend.clients.dynamic_shares import Shares
+from carpool.frontend.clients.accounts import Shares
 from carpool.frontend.http.name_lookups import NameLookups, addresses_of
 from carpool.wire.http_reply import FEW_CHUNKS, ByteReader, NotHttp, ReplyBody, TooLong, begin_reply
 

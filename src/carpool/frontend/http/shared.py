@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, time
 from typing import Final, Protocol, TypeAlias
 
-from carpool.frontend.clients.accounts import CONNECTION, Accounts, Holder, Stake
-from carpool.frontend.clients.dynamic_shares import Shares
+from carpool.frontend.clients.accounts import CONNECTION, Accounts, Holder, Shares, Stake
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.clients.loop_turns import Clock, Turns
 from carpool.frontend.http.exchange import App, Fault, date_line

@@ -12,9 +12,9 @@ import cv2
 
 from carpool.config.control_groups import within_limit
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
-from carpool.frontend.clients.dynamic_shares import Shares
-from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
-from carpool.frontend.pictures.workers import Workers
+from carpool.frontend.clients.accounts import Shares
+from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures, weight_of_size
+from carpool.frontend.pictures.workers import PictureDecoding, Workers
 from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.engine_client import EngineClient
 from carpool.link.senders import Sender
@@ -129,24 +129,29 @@ class PictureService:
             passed.heads.append(now)
         return refusal
 
-    def refuses_now(
+    def decoding(
         self,
         entry: ModelEntry,
+        pictures: SentPictures,
         deadline: float,
         until: float,
         now: float,
         sender: Sender,
-        weight: float,
-        client: str = "",
-    ) -> CarpoolError | None:
-        """As `refuses`, for a picture that is here: it will be offered if this says nothing."""
-        passed = self._passed[entry.key]
-        refusal = self.engine.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
+        client: str,
+    ) -> PictureDecoding:
+        """Returns what decodes pictures that are here and will be offered now. Raises the rejection of the
+        gate, if they came on a route, or else of the threads: as `refuses`."""
+        passed = self._passed[entry.key] if pictures.on_route else None
+        refusal: CarpoolError | None = None
+        if passed is not None:  # it was counted at its head, and the gate looks at how many were
+            refusal = self.engine.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
         if refusal is None and self.workers.waiting:
-            refusal = self.cannot_decode(entry, until, now, weight, client)
-        if refusal is None:
+            refusal = self.cannot_decode(entry, until, now, pictures.weight, client)
+        if refusal is not None:
+            raise refusal
+        if passed is not None:
             passed.offered(now)
-        return refusal
+        return PictureDecoding(self.workers, pictures.weight, until, now, client)
 
     def offers(self, entry: ModelEntry, now: float) -> None:
         """A picture goes to the engine without a second look."""

@@ -14,6 +14,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from time import monotonic, sleep
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ from carpool.core.refusal_words import in_words
 from carpool.core.shares import OF_THE_REST
 from carpool.errors import Refused, without_stack
 from carpool.frontend.clients.fair_queue import FairQueue
+from carpool.memory.arena import Slot
 from carpool.observe.logs import logger
 
 _log = logger("pictures")
@@ -63,6 +65,38 @@ class PictureJob:
         self.weight = weight
         self.client = client
         self.begun = False
+
+
+class PictureDecoding(PictureJob):
+    """Decodes the pictures of one request into its slot, once the engine has let the request in. Gives back
+    the slot of work that is dropped before a thread begins it."""
+
+    __slots__ = ("_slot", "_until", "_workers", "offered_at", "ready_in")
+
+    def __init__(self, workers: Workers, weight: float, until: float, now: float, client: str) -> None:
+        """The answer has to be there `until` then. The request is offered now."""
+        self._workers = workers
+        self.work = None
+        self.then = _nobody
+        self.weight = weight
+        self.client = client
+        self.begun = False
+        self._until = until
+        self.offered_at = now
+        self.ready_in = workers.foresee(weight, now, client)  # seconds, as far as is known now
+        self._slot: Slot | None = None  # while a thread has it, or will
+
+    def begin(self, slot: Slot, decode: Callable[[memoryview], float], then: Then) -> None:
+        """The slot is the thread's from here on, and the caller's again in `then`."""
+        self.work, self.then = partial(decode, slot.view), then
+        self._workers.begin(self, self._until)
+        self._slot = slot
+
+    def drop(self) -> None:
+        """Drops it, unless a thread has begun: then that gives back the slot in the end."""
+        slot, self._slot = self._slot, None
+        if slot is not None and self._workers.drop(self):
+            slot.release()
 
 
 def _nobody(*_: object) -> None:
@@ -141,24 +175,17 @@ class Workers:
         with self._lock:
             return self._beginning.waiting(client)
 
-    def begin(
-        self,
-        work: Callable[[], Any],
-        then: Then,
-        deadline: float = INFINITY,
-        weight: float = 1.0,
-        client: str = "",
-    ) -> PictureJob:
+    def begin(self, job: PictureJob, deadline: float = INFINITY) -> None:
         """Do the first part of a picture's work in a thread, after those whose turn is earlier."""
-        job = PictureJob(work, then, weight, client)
         if self._started < self._most_threads:
             self._start()
         with self._lock:
             self.waiting += 1
-            self._beginning.push(client, deadline, job, weight)
-            if self._resting and (self._short < self.threads or weight > _LONG):  # `_wake`, without a call
+            self._beginning.push(job.client, deadline, job, job.weight)
+            if self._resting and (
+                self._short < self.threads or job.weight > _LONG
+            ):  # `_wake`, without a call
                 self._resting.popleft().release()
-        return job
 
     def drop(self, job: PictureJob) -> bool:
         """Drops work that is not needed any more; False if a thread has begun it, which calls `then`."""
@@ -332,10 +359,12 @@ class Workers:
 
     # ── in the loop ──
 
-    def came_true(self, weight: float, foreseen: float, taken: float, now: float) -> None:
-        """A tensor is there, and the loop knows: so long that was to take from its offer on, and took."""
+    def came_true(self, job: PictureDecoding) -> float:
+        """Learns how long it took until the tensors are there and the loop knows. Returns the time."""
+        now = monotonic()
         with self._lock:
-            self._forecast.came_true(weight, foreseen, taken, now)
+            self._forecast.came_true(job.weight, job.ready_in, now - job.offered_at, now)
+        return now
 
     def _deliver(self) -> None:
         self._told = False

@@ -12,12 +12,8 @@ import numpy as np
 
 from carpool.errors import CarpoolError
 from carpool.frontend.calls.front_part import StartedWith
-from carpool.frontend.calls.request import (
-    OVER,
-    ModelLane,
-    Request,
-    RequestReply,
-)
+from carpool.frontend.calls.request import Request
+from carpool.frontend.calls.request_facts import OVER, RequestFacts, RequestReply
 from carpool.frontend.front_service import FrontService
 from carpool.link.catalog import Catalog, ModelEntry
 from carpool.link.engine_client import Answer
@@ -67,7 +63,7 @@ class Camera(RequestReply):
         request = self._service.parts.server.send(entry, inputs, self, sender)
         self._under_way = None if request.state == OVER else request
 
-    def _ended(self, request: Request, word: str) -> None:
+    def _ended(self, request: RequestFacts, word: str) -> None:
         self._count(request.entry, word)
         self._under_way = None
         frame, self._waiting = self._waiting, None
@@ -80,13 +76,13 @@ class Camera(RequestReply):
 
     # ── as `RequestReply` ──
 
-    def current(self) -> ModelLane:
-        return self._service.lane(self._service.look_up(self._model))
+    def current(self) -> ModelEntry:
+        return self._service.look_up(self._model)
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         self._ended(request, "answered")
 
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         self._ended(request, "failed")
 
 

@@ -10,15 +10,11 @@ import numpy as np
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.frontend.access.keys import holder
-from carpool.frontend.calls.request import (
-    OVER,
-    ModelLane,
-    Request,
-    RequestReply,
-)
+from carpool.frontend.calls.request_facts import OVER, RequestFacts, RequestReply
 from carpool.frontend.http.exchange import BodyPlan, Exchange, HttpHead, Start, answer_error
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.small_routes import per_request, with_json
+from carpool.link.catalog import ModelEntry
 from carpool.link.engine_client import Answer
 from carpool.link.step_times import Times
 from carpool.types import Array
@@ -69,15 +65,15 @@ class Segment(RequestReply):
 
     # ── as `RequestReply` ──
 
-    def current(self) -> ModelLane:
-        return self._service.lane(self._service.look_up(str(self._asked.get("model"))))
+    def current(self) -> ModelEntry:
+        return self._service.look_up(str(self._asked.get("model")))
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: RequestFacts, answer: Answer) -> None:
         [mask] = answer.outputs
         self._exchange.on_disconnect = None
         answer_document(self._exchange, {"handle": self._handle, "mask": mask.data.tolist()})
 
-    def error(self, request: Request, error: CarpoolError, times: Times | None) -> None:
+    def error(self, request: RequestFacts, error: CarpoolError, times: Times | None) -> None:
         self._exchange.on_disconnect = None
         answer_error(self._exchange, error)
 
