@@ -27,7 +27,8 @@ from vision.classifiers import SIDE, classifier
 from vision.fixed_answers import answering, by_optimum
 
 RANDOM = np.random.default_rng(11)
-INSIDE = [("Sub", (0.485, 0.456, 0.406)), ("Div", (0.229, 0.224, 0.225))]
+IMAGENET = (0.485, 0.456, 0.406)
+INSIDE = [("Sub", IMAGENET), ("Div", (0.229, 0.224, 0.225))]
 VIT = {"architectures": ["ViTForImageClassification"], "id2label": {str(n): f"c{n}" for n in range(10)}}
 PREPARED: dict[str, Any] = {"size": {"height": 64, "width": 64}, "do_normalize": True}
 PREPARED |= {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "image_processor_type": "ViTImageProcessor"}
@@ -187,7 +188,8 @@ def same(found: list[Any], wanted: list[Any]) -> None:
 def test_rfdetr(columns: int, names: int, unused: int | None, tmp_path: Path) -> None:
     outputs = {"dets": RANDOM.uniform(0.2, 0.6, (40, 4)), "labels": RANDOM.normal(-1, 2, (40, columns))}
     found = vision(head(tmp_path, outputs), labels=labels(tmp_path, names) if names else None)
-    assert (found.task, set(found.assumed)) == ("detect", {"resize", "mean", "std", "channels"})
+    assert (found.task, found.assumed) == ("detect", ())
+    assert (found.image.resize, found.image.kernel, found.image.mean) == ("stretch", "bilinear", IMAGENET)
     same(detections(found, outputs), sigmoids(outputs["dets"], outputs["labels"], unused))
 
 

@@ -80,7 +80,8 @@ def test_scrfd_answers_faces_with_their_points(tmp_path: Path) -> None:
     assert (found.image.anchor, found.image.mean, found.image.std, found.image.pad) == (
         "top_left", (127.5,), (128.0,), 0,
     )  # fmt: skip
-    assert set(vision(file).assumed) == {"resize", "mean", "std", "channels"}
+    unset = vision(file)
+    assert (unset.image, unset.assumed) == (found.image, ("mean", "std"))  # others' faces may have this shape
     detections = answer(found, outputs, score=0.5, iou=1.0)["detections"]
     wanted = by_hand(outputs, 0.5)
     assert len(detections) == len(wanted) > 10

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.first_layers import GraphStart, read_graph_start
+from carpool.config.onnx_outputs import Shapes, read_shapes
 from carpool.config.protobuf_fields import fields_in, walk
 from carpool.config.regular_file import open_regular, read_regular
 
@@ -24,7 +25,7 @@ _MOST_PAIRS = 256
 _LONGEST_PAIR = 1 << 20
 _LONGEST_JSON = 4 << 20
 _GRAPH, _METADATA_PROPS = 7, 14  # of ModelProto; of a pair, the key is field 1 and the value field 2
-_SETTINGS = ("config.json", "preprocessor_config.json", "meta.json")
+_SETTINGS = ("config.json", "preprocessor_config.json", "meta.json", "open_clip_config.json")
 _SAYS_NOTHING = ("model", "inference")  # of a file's name: then its folder's counts, which may be a version's
 
 
@@ -36,6 +37,9 @@ class FileMetadata:
     meta: Mapping[str, Any] = field(default_factory=dict)  # meta.json: alphabets of readers
     name: str = ""  # of the file, or of the model's folder
     start: GraphStart = field(default_factory=GraphStart)  # what an ONNX file itself does to pixels
+    open_clip: Mapping[str, Any] = field(default_factory=dict)  # open_clip_config.json
+    inputs: Shapes = field(default_factory=dict)  # of an ONNX file, with the batch
+    outputs: Shapes = field(default_factory=dict)
 
 
 def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata:
@@ -45,14 +49,18 @@ def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata
         return FileMetadata()
     entries: dict[str, str] = {}
     start = GraphStart()
+    inputs: Shapes = {}
+    outputs: Shapes = {}
     with suppress(OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
         if file.suffix == ".onnx":
             entries, start = _onnx(file)
+            inputs, outputs = read_shapes(file)
         else:
             entries = _extra_files(file)
     places = [file.parent] if folder is None else [file.parent, folder]
-    config, preprocessor, meta = (_first_json(places, name) for name in _SETTINGS)
-    return FileMetadata(entries, config, preprocessor, meta, _name(file), start)
+    config, preprocessor, meta, open_clip = (_first_json(places, name) for name in _SETTINGS)
+    named = _name(file)
+    return FileMetadata(entries, config, preprocessor, meta, named, start, open_clip, inputs, outputs)
 
 
 def _first_json(places: Sequence[Path], name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Reads what a model's own metadata claims: its task, classes, size and pixel values.
 
-Four writers are understood: Ultralytics and PP-OCR (in the file), transformers and timm (JSON beside it).
-Their texts are read as literals within bounds, never evaluated. A claim is believed only where the outputs
-fit it.
+Five writers are understood: Ultralytics and PP-OCR (in the file), transformers, timm and open_clip (JSON
+beside it). Their texts are read as literals within bounds, never evaluated. A claim is believed only where
+the outputs fit it. Where none of them says anything of pixels, the names of tensors may (family_pixels.py).
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ _FOR = re.compile(r"[a-z0-9]For[A-Z]")  # a network with a head, of a kind that 
 _SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class for nothing; others: sigmoids
 _FINDS_TEXT = re.compile(r"(?i).{0,60}(?:pp-?ocr|text)[a-z0-9._-]{0,20}[_-]det(?:[_-].{0,60})?")
 _PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,), "std": (0.5,)}
-_PPOCR_LINE, _PPOCR_PAGE = (48, 640), (960, 960)
+_PPOCR_LINE, _PPOCR_PAGE, _PPOCR_CHIP = (48, 640), (960, 960), (48, 192)
+_TURNS_TEXT = re.compile(r"(?i).{0,60}pp-?ocr[a-z0-9._-]{0,40}[_-]cls(?:[_-].{0,60})?")
 _KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in PILLOW}
 _CROP_MODES = {"squash": "stretch", "border": "letterbox"}  # timm's, beside its center
+_RESIZE_MODES: Mapping[str, Mapping[str, Any]] = {  # open_clip's
+    "shortest": {"resize": "crop", "crop": 1.0},
+    "squash": {"resize": "stretch"},
+    "longest": {"resize": "letterbox", "pad": 0},
+}
 
 
 _TAKES: Mapping[str, Mapping[str, Any]] = {
@@ -58,6 +64,7 @@ def read_claims(metadata: FileMetadata) -> Claims:
     before what is said about the values that they were trained with; where both differ, that is a doubt."""
     claims = _claimed(metadata)
     claims = replace(claims, size=claims.size or _config_size(metadata), channels=_channels(metadata))
+    claims = claims if claims.image else _of_family(claims, metadata)
     layers = metadata.start.layers
     if layers is None:
         return claims
@@ -67,6 +74,21 @@ def read_claims(metadata: FileMetadata) -> Claims:
     differs = claimed and not same_values(claims.image, takes)
     doubts = (*claims.doubts, "mean", "std") if differs else claims.doubts
     return replace(claims, image=image, lines=(*claims.lines, layers.words), layers=takes, doubts=doubts)
+
+
+def _of_family(claims: Claims, metadata: FileMetadata) -> Claims:
+    """Adds the pixels of the family that the file's tensors are named and shaped as."""
+    if len(metadata.outputs) < 2:
+        return claims  # of many families
+    from carpool.vision.family_pixels import family_pixels  # which a model of tensors does not need
+
+    family = family_pixels(metadata.inputs, metadata.outputs)
+    if family is None:
+        return claims
+    words = f'its tensors are {family.words}: preset "{family.preset}"'
+    words += f", of which {' and '.join(family.doubts)} may be others" if family.doubts else ""
+    image = preset_fields(family.preset)
+    return replace(claims, image=image, lines=(*claims.lines, words), doubts=(*claims.doubts, *family.doubts))
 
 
 def _config_size(metadata: FileMetadata) -> tuple[int, int] | None:
@@ -92,11 +114,15 @@ def _claimed(metadata: FileMetadata) -> Claims:
         return _reader(entries, metadata.meta)
     if _FINDS_TEXT.fullmatch(metadata.name):
         return _text_finder(metadata.name)
+    if _TURNS_TEXT.fullmatch(metadata.name):
+        return _text_turner(metadata.name)
     wraps_timm = isinstance(config.get("architecture"), str) and "pretrained_cfg" in config
     if isinstance(config.get("architectures"), list) and not wraps_timm:
         return _transformers(config, metadata.preprocessor)
     if isinstance(config.get("architecture"), str):
         return _timm(config)
+    if isinstance(metadata.open_clip.get("preprocess_cfg"), dict):
+        return _open_clip(metadata.open_clip)
     return NO_CLAIMS
 
 
@@ -233,6 +259,22 @@ def _timm(config: Mapping[str, Any]) -> Claims:
     )
 
 
+def _open_clip(config: Mapping[str, Any]) -> Claims:
+    """Reads the settings that its hub and its trainer write: the image tower makes embeddings."""
+    said, network = config["preprocess_cfg"], config.get("model_cfg")
+    vision = network.get("vision_cfg") if isinstance(network, Mapping) else None
+    sides = vision.get("image_size") if isinstance(vision, Mapping) else None
+    image: dict[str, Any] = dict(_RESIZE_MODES.get(str(said.get("resize_mode", "shortest")), {}))
+    kernel = _KERNELS_BY_NAME.get(str(said.get("interpolation", "bicubic")))
+    image |= {"kernel": kernel} if kernel else {}
+    image["channels"] = "rgb"
+    given = {"image_mean": said.get("mean"), "image_std": said.get("std"), "do_normalize": True}
+    image |= values_of(given)
+    words = ", ".join(f"{key} {value}" for key, value in image.items())
+    line = f"open_clip_config.json: {words}"
+    return Claims(source="open_clip", task="embed", size=sides_of(sides), image=image, lines=(line,))
+
+
 # ---- PP-OCR: the alphabet of a reader stands in its file; a finder has nothing but its name
 
 
@@ -262,4 +304,16 @@ def _text_finder(name: str) -> Claims:
         size=_PPOCR_PAGE,
         image={"anchor": "top_left", **_PPOCR},
         lines=(f"its name {name[:60]} stands for text detection",),
+    )
+
+
+def _text_turner(name: str) -> Claims:
+    """Returns which way up a line of text is."""
+    return Claims(
+        source="PP-OCR",
+        task="classify",
+        labels=("0", "180"),
+        size=_PPOCR_CHIP,
+        image={"resize": "line", "pad": 128, **_PPOCR},
+        lines=(f"its name {name[:60]} stands for the direction of text",),
     )
