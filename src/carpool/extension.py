@@ -166,6 +166,7 @@ class BackendKind:
     """It can make values of a picture's bytes, and boxes of outputs, on its device: `home` has
     `fill_pictures`, `decodes_pictures` and `kept_boxes` (extensions/torch/pytorch.py)."""
     pictures_on_device: bool = False  # can take encoded pictures
+    asks_models: bool = True  # False: no model of it can ask others (`Placement.calls`)
     parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
     table: bool = False  # its table in model.toml says that the model is for it
     extension: str = ""  # the name of the extension that it asks for, if any

@@ -11,7 +11,8 @@ from google.protobuf.json_format import ParseDict
 from absent import ABSENT
 from carpool.config.model import ModelConfig
 from carpool.config.toml import toml_config
-from carpool.config.triton import config_document, pbtxt_config
+from carpool.config.triton import pbtxt_config
+from carpool.config.triton_document import config_document
 from carpool.wire.proto import message_class
 
 TEXT = """

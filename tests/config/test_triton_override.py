@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from absent import rows
 from carpool.config.model import AllVersions, Mode, ModelConfig, SpecificVersions
-from carpool.config.triton import config_document, pbtxt_config, read_override
+from carpool.config.triton import pbtxt_config, read_override
+from carpool.config.triton_document import config_document
 from carpool.core.objectives import FixedBatching, TimeoutAction
 from carpool.errors import ConfigError
 

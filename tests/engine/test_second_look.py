@@ -15,8 +15,8 @@ import pytest
 
 from carpool import Engine
 from carpool.config.fingerprint import PROVISIONAL
-from carpool.engine.models.batch_runtime import BatchRuntime
-from carpool.engine.models.second_look import SecondLook, wants_second_look
+from carpool.engine.models.batch_runtime import BatchRuntime, wants_second_look
+from carpool.engine.models.second_look import SecondLook
 from carpool.engine.models.served import Served
 from carpool.engine.profile.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import Layout

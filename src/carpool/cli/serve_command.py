@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.cli.inspect_command import named_labels
 from carpool.config.model import BATCH_HELP, Mode
 from carpool.config.server import ServerSettings, settings_in_order
 from carpool.errors import CarpoolError, ConfigError
@@ -134,7 +133,10 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         if settings.log_level == "debug":
             raise ConfigError("--quiet and --log-level debug contradict each other: give one", field="quiet")
         settings = replace(settings, log_level="error" if settings.log_level == "error" else "warning")
-    settings = replace(settings, labels=named_labels(settings.labels))
+    if settings.labels:
+        from carpool.cli.inspect_command import named_labels
+
+        settings = replace(settings, labels=named_labels(settings.labels))
     configure(settings.log_format, settings.log_level)
     for warning in warnings:
         logger("server").warning("settings", message=warning)
@@ -405,11 +407,12 @@ def _warnings(assumed: Mapping[str, str], unbatched: Mapping[str, str]) -> Itera
 def _line_to_try(curl: str, address: str, tasks: Mapping[str, str]) -> str:
     """A picture for the first model that says something about pictures; it works as it is."""
     from carpool.demo import pictures
-    from carpool.demo.ocr_repository import ocr_page
 
     for task in tasks.values():
         photo = next((file for file in pictures() if file.stem == _PHOTOS.get(task)), None)
         if task == "read":
+            from carpool.demo.ocr_repository import ocr_page
+
             photo = ocr_page()
         if photo is not None:
             return f"{curl} -F file=@{quote(str(photo))} {address}/{task}"

@@ -33,6 +33,7 @@ _BUILT_IN = (
         imports="onnxruntime",
         threaded=True,
         gives_defaults=True,
+        asks_models=False,
         parameters=("intra_op_thread_count", "inter_op_thread_count"),
     ),
     BackendKind(

@@ -19,8 +19,6 @@ from carpool.config.model import (
     ModelConfig,
 )
 from carpool.config.settings_part import as_in_folder, check_extra, other_files, read_beside, read_model_of
-from carpool.config.toml import read_toml
-from carpool.config.triton import read_pbtxt
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 from carpool.extensions import installed
@@ -279,9 +277,13 @@ def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     if there and there[0] in others:
         return read_model_of(others[there[0]], folder / there[0], name), []
     if pbtxt.exists():
+        from carpool.config.triton import read_pbtxt
+
         config, warnings = read_pbtxt(pbtxt, name)
         return read_beside(config, folder), warnings
     if toml.exists():
+        from carpool.config.toml import read_toml
+
         return as_in_folder(read_toml(toml, name), folder), []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
 

@@ -1,5 +1,4 @@
-"""Translates Triton's ModelConfig to ours, with Triton's meaning for every field that is used, and back to
-its JSON."""
+"""Translates Triton's ModelConfig to ours, with Triton's meaning for every field that is used."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.config import rules
-from carpool.config.backend_kinds import backend_of_platform, kind_of
+from carpool.config.backend_kinds import backend_of_platform
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -25,16 +24,14 @@ from carpool.config.model import (
     eager_policy,
 )
 from carpool.config.presets import PRESETS, with_preset
-from carpool.config.settings_part import extra_document, known_parameters, read_triton_extra, settled
+from carpool.config.settings_part import known_parameters, read_triton_extra, settled
+from carpool.config.triton_document import TRITON_TYPES
 from carpool.core.objectives import FixedBatching, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
-from carpool.types import DATATYPES
 
 if TYPE_CHECKING:
     from carpool.config.triton_text import TextSource
 
-# A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
-_TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
 PRESET = "carpool_preset"
 _RAGGED = "requests of different shapes are never in one batch here"
 _TENSORRT_ONLY = "it exists for TensorRT engines only"
@@ -65,7 +62,7 @@ NO_EFFECT = frozenset(
     )
 )
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}
-_V2_TYPES = {triton: name for name, triton in _TRITON_TYPES.items()}
+_V2_TYPES = {triton: name for name, triton in TRITON_TYPES.items()}
 
 
 def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
@@ -348,120 +345,3 @@ def _threads(parameters: Mapping[str, str], key: str, source: TextSource) -> int
             "parameters", f'parameter "{key}" must be a number of threads, not {rules.shown(text)}'
         )
     return int(text) or None
-
-
-# ---- and back: the document that clients read at /v2/models/{model}/config ---------------------------------
-
-Document = dict[str, object]
-_SCHEDULING = {"sequence_batching", "ensemble_scheduling"}
-"""Fields of which a model has one, or dynamic_batching."""
-
-
-def config_document(config: ModelConfig) -> Document:
-    """Triton's field names and defaults; whole numbers stay numbers, as in Triton's own answer."""
-    backend = "" if config.needs else config.backend or ""
-    document: Document = {
-        "name": config.name,
-        "platform": next(iter(kind_of(backend).platforms), "") if not config.needs else config.backend,
-        "backend": backend,
-        "runtime": "",
-        "version_policy": _versions_document(config.versions),
-        "max_batch_size": config.max_batch or 0,
-        "input": [
-            {
-                **_tensor_document(tensor),
-                "format": f"FORMAT_{tensor.layout.upper()}" if tensor.layout else "FORMAT_NONE",
-                "allow_ragged_batch": False,
-                "optional": tensor.optional,
-            }
-            for tensor in config.inputs
-        ],
-        "output": [
-            {**_tensor_document(tensor), "label_filename": tensor.labels or ""} for tensor in config.outputs
-        ],
-        "batch_input": [],
-        "batch_output": [],
-        "optimization": {
-            "priority": "PRIORITY_DEFAULT",
-            "input_pinned_memory": {"enable": True},
-            "output_pinned_memory": {"enable": True},
-            "gather_kernel_buffer_threshold": 0,
-            "eager_batching": False,
-        },
-        "instance_group": [
-            {
-                "name": group.name or f"{config.name}_{n}",
-                "kind": f"KIND_{group.kind.upper()}",
-                "count": group.count,
-                "gpus": list(group.gpus),
-                "secondary_devices": [],
-                "profile": [],
-                "passive": False,
-                "host_policy": "",
-            }
-            for n, group in enumerate(config.instances if not config.needs else ())
-        ],
-        "default_model_filename": config.file or "",
-        "cc_model_filenames": {},
-        "metric_tags": {},
-        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
-        "model_warmup": [],
-        "model_transaction_policy": {"decoupled": config.decoupled},
-        "response_cache": {"enable": False},
-        **extra_document(config),
-    }
-    if config.max_batch and not _SCHEDULING & document.keys():
-        document["dynamic_batching"] = _batching(config)
-    return document
-
-
-def _versions_document(policy: VersionPolicy) -> Document:
-    if isinstance(policy, LatestVersions):
-        return {"latest": {"num_versions": policy.count}}
-    if isinstance(policy, AllVersions):
-        return {"all": {}}
-    return {"specific": {"versions": list(policy.versions)}}
-
-
-def _tensor_document(tensor: TensorConfig) -> Document:
-    document: Document = {
-        "name": tensor.name,
-        "data_type": _TRITON_TYPES[tensor.datatype],
-        "dims": list(tensor.dims),
-        "is_shape_tensor": False,
-        "is_non_linear_format_io": False,
-    }
-    if tensor.reshape is not None:
-        document["reshape"] = {"shape": list(tensor.reshape)}
-    return document
-
-
-def _batching(config: ModelConfig) -> Document:
-    """A promise gathers requests too, so it is reported as a batcher at its defaults."""
-    fixed = (
-        config.policy
-        if isinstance(config.policy, FixedBatching)
-        else FixedBatching(max_batch=config.policy.max_batch)
-    )
-    document: Document = {
-        "preferred_batch_size": list(fixed.preferred) or [fixed.max_batch],
-        "max_queue_delay_microseconds": round(fixed.max_delay * 1e6),
-        "preserve_ordering": fixed.preserve_ordering,
-        "priority_levels": fixed.priority_levels,
-        "default_priority_level": fixed.default_priority,
-        "priority_queue_policy": {
-            str(n): _limits_document(limits) for n, limits in fixed.level_limits.items()
-        },
-    }
-    if fixed.limits != QueueLimits():
-        document["default_queue_policy"] = _limits_document(fixed.limits)
-    return document
-
-
-def _limits_document(limits: QueueLimits) -> Document:
-    return {
-        "timeout_action": limits.action.name,
-        "default_timeout_microseconds": round(limits.timeout * 1e6),
-        "allow_timeout_override": limits.allow_override,
-        "max_queue_size": limits.max_size,
-    }

@@ -23,6 +23,11 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(1, min([allowed, *limits]))
 
 
+def threads_for(frontends: int) -> int:
+    """Returns an equal share of the cores for each of so many front ends."""
+    return max(1, usable_cores() // max(1, frontends))
+
+
 def _limits(root: Path) -> Iterator[float]:
     """In cores, of every group that this process is in."""
     for folder in groups("cpu", root):

@@ -12,7 +12,6 @@ from heapq import heapify, heappop, heappush
 
 from carpool.core.admission import backed_up
 from carpool.core.background import BackgroundTurn
-from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.fixed_batching import FixedBatchingPolicy
@@ -62,6 +61,8 @@ class Scheduler(SchedulerState):
     ) -> None:
         policy: Policy
         if isinstance(settings, Promise):
+            from carpool.core.batcher import PromisePolicy  # few models of a server need both policies
+
             policy, slo = PromisePolicy(settings, curve, constants), settings.slo
         else:
             policy, slo = FixedBatchingPolicy(settings), INFINITY

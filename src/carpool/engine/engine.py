@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic as now
 from types import TracebackType
@@ -19,8 +20,6 @@ from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW, JobOptions, JobOrigin
 from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
 from carpool.engine.fleet.fleet import Fleet, Publisher
-from carpool.engine.fleet.model_calls import ModelCalls
-from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.loadable import Override
 from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
@@ -36,6 +35,8 @@ from carpool.observe.logs import logger
 from carpool.types import Array
 
 if TYPE_CHECKING:
+    from carpool.engine.fleet.model_calls import InstanceCalls, ModelCalls
+    from carpool.engine.fleet.on_demand import OnDemand
     from carpool.engine.models.runtime import ModelProcess
     from carpool.vision.geometry import Geometry
     from carpool.vision.python_pictures import Answer, Picture
@@ -77,15 +78,19 @@ class Engine:
         announces to others what is offered; `loads` returns the listener of the next load."""
         self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
+        self._calls: ModelCalls | None = None  # of models that ask others, once there is one
         self._pictures = pictures or PictureChoice()
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
         profiles = profiles or ProfileStore.of(None if cache_dir is None else Path(cache_dir))
         self.block = block or self.table.block(0)  # that this process counts in
-        callers = ModelCalls(self).caller
-        self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, callers)
+        self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, self._calls_of)
         self.control = ModelControl(self.paths, self.fleet, self._with_promise, loads, on_demand=on_demand)
-        self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
+        self.on_demand: OnDemand | None = None
+        if on_demand:
+            from carpool.engine.fleet.on_demand import OnDemand
+
+            self.on_demand = OnDemand(self.control, self.fleet, memory_gb)
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -233,6 +238,14 @@ class Engine:
         wanted = f"{name} version {version}" if version else name
         names = ", ".join(sorted(self.fleet.newest))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
+
+    def _calls_of(self, served: Served) -> Callable[[int], InstanceCalls]:
+        """Returns what makes the calls of its instances, by their numbers: in the threads that load them."""
+        if self._calls is None:
+            from carpool.engine.fleet.model_calls import ModelCalls
+
+            self._calls = ModelCalls(self)
+        return partial(self._calls.caller, served)
 
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """Returns the load of a model that another one calls, or None if it needs none. While the caller is

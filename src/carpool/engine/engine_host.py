@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.server import ServerSettings
-from carpool.config.triton import config_document
+from carpool.config.triton_document import config_document
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine

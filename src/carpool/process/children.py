@@ -114,6 +114,10 @@ def _load(name: str) -> Callable[..., Any]:
     return found
 
 
+_OF_MODELS = ("carpool.config.", "carpool.core.", "carpool.engine.", "carpool.vision.")
+"""What an engine imports for its models, but no runtime: one may start threads, or touch a device."""
+
+
 class _NewImports:
     """Reports what the models of a new catalogue made a process import from these folders, for the next
     fork."""
@@ -132,8 +136,7 @@ class _NewImports:
 
 class EngineProcess:
     def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
-        # No runtime is among them, which may start threads or touch a device.
-        self._imports = _NewImports(control, "carpool.config.", "carpool.engine.", "carpool.vision.")
+        self._imports = _NewImports(control, *_OF_MODELS)
         self._control = control
         self._first = first
         self._settings = settings

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import carpool
 from carpool.config.control_groups import within_limit
 from carpool.config.server import ServerSettings
+from carpool.config.usable_cores import threads_for
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
@@ -21,7 +22,6 @@ from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
 from carpool.frontend.http.http_service import SharedPage
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.pictures.workers import threads_for
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row

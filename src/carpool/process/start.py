@@ -37,7 +37,6 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.hosting_process import HostingProcess
-from carpool.process.lone_watch import watched
 from carpool.process.shared_settings import LogSettings
 
 if TYPE_CHECKING:
@@ -163,6 +162,7 @@ async def serve(
     """
     from carpool.process import front_ends  # an engine with a process of its own never needs these
     from carpool.process.children import FrontendParts
+    from carpool.process.lone_watch import watched
 
     table = Table(bytearray(table_bytes(1)))
     gates = GateTable(bytearray(GATE_BYTES))

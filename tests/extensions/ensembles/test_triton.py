@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import Mode, ModelConfig
-from carpool.config.triton import config_document, pbtxt_config
+from carpool.config.triton import pbtxt_config
+from carpool.config.triton_document import config_document
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 from carpool.extensions.ensembles.settings import ensemble_settings

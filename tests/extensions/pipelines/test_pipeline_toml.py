@@ -10,7 +10,7 @@ import pytest
 
 from carpool.config.model import Mode, SpecificVersions
 from carpool.config.repository import find_models
-from carpool.config.triton import config_document
+from carpool.config.triton_document import config_document
 from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 from carpool.extensions.pipelines.pipeline_toml import pipeline_config

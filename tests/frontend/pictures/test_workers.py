@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from carpool.config.usable_cores import threads_for
 from carpool.errors import CarpoolError
-from carpool.frontend.pictures.workers import Workers, threads_for
+from carpool.frontend.pictures.workers import Workers
 from frontend.picture_models import begin
 from waiting import PATIENCE_S
 from waiting import until_in_loop as until

@@ -41,7 +41,8 @@ from carpool.config.completing import complete
 from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.settings_part import own_tensors
-from carpool.config.triton import config_document, read_completed
+from carpool.config.triton import read_completed
+from carpool.config.triton_document import config_document
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.types import Array
 

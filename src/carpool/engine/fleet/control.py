@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carpool.backends.python.declarations import callees
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
@@ -374,7 +373,7 @@ class ModelControl:
                     await new[-1].runtime.check()
             await checks.of_all(model.name)
             for version in fresh:
-                await self._load_first(model.name, *callees(config, version.file))
+                await self._load_first(model.name, *_callees(config, version.file))
             if config.needs:
                 await self.steps.load(config)
             async with self._in_the_runner if in_the_runner else self._few:
@@ -446,3 +445,12 @@ class ModelControl:
 
 def _stopping() -> Unavailable:
     return Unavailable("the server is stopping", reason="stopping")
+
+
+def _callees(config: ModelConfig, file: Path | None) -> tuple[Sequence[str], str]:
+    """Returns the models that this one asks, and who says so: code in Python, or a parameter."""
+    if config.backend != "python" and not config.parameters.get("calls"):
+        return (), ""
+    from carpool.backends.python.declarations import callees
+
+    return callees(config, file)

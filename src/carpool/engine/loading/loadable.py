@@ -24,7 +24,6 @@ from carpool.config.repository import (
     the_place,
 )
 from carpool.config.settings_part import loaded_with
-from carpool.config.triton import read_override
 from carpool.engine.profile.hardware import gpu_count
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.observe.logs import logger
@@ -222,6 +221,8 @@ def _read(name: str, place: Path, config: str | None, pin: Pin | None) -> tuple[
         if config is None:
             found, warnings = folder_settings(folder, its_name)
         else:
+            from carpool.config.triton import read_override
+
             found, warnings = read_override(config, folder, name)
         return (found if pin is None else pin(found, folder)), warnings
 

@@ -22,7 +22,6 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.batch_document import batch_document
 from carpool.engine.models.runtime import EngineParts, InstancesRuntime
-from carpool.engine.models.second_look import SecondLook, wants_second_look
 from carpool.engine.models.served import Gate, OpensGroups, Served, VersionState
 from carpool.engine.models.serving_part import Seating, Stand, first, serving_parts
 from carpool.engine.profile.hardware import process_age
@@ -57,7 +56,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
     def __init__(self, served: Served, version: ModelVersion, parts: EngineParts) -> None:
-        config, caller = served.config, partial(parts.callers, served)
+        config = served.config
+        caller = parts.callers(served) if kind_of(config.backend).asks_models else None
         here = partial(Loading, config, version, parts.profiles, turn=parts.turn, caller=caller)
         super().__init__(served, version, parts, here)
         self.profiles = parts.profiles
@@ -316,8 +316,11 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._note_ready()
 
     def work_beside(self) -> Coroutine[Any, Any, None] | None:
-        wants = self._stand is None and wants_second_look(self.served)
-        return SecondLook(self).run() if wants else None
+        if self._stand is not None or not wants_second_look(self.served):
+            return None
+        from carpool.engine.models.second_look import SecondLook
+
+        return SecondLook(self).run()
 
     async def finish(self, timeout: float | None) -> int | None:
         if self._stand is not None:
@@ -343,3 +346,10 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         executors = driver.close()
         self._parts.devices.leave(driver.scheduler)
         return executors
+
+
+def wants_second_look(served: Served) -> bool:
+    """Returns whether it promises by a provisional profile, and background work can run beside it."""
+    profile = served.profile
+    measured = profile is not None and profile.provisional and profile.points
+    return bool(measured and not served.hosted and served.promises)

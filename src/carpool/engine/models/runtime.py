@@ -35,7 +35,7 @@ _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instanc
 
 T = TypeVar("T")
 
-Callers: TypeAlias = Callable[[Served, int], AsksModels]
+Callers: TypeAlias = Callable[[Served], Callable[[int], AsksModels]]
 """How the instance of this number asks other models; called in a thread that loads it."""
 
 

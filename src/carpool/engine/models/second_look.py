@@ -17,7 +17,6 @@ from carpool.config.fingerprint import PROVISIONAL
 from carpool.core.curve import BatchCurve
 from carpool.engine.loading.loading import Loading
 from carpool.engine.models.runtime import InstancesRuntime
-from carpool.engine.models.served import Served
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.measuring import Measured, Point, Watches, sample
@@ -143,13 +142,6 @@ class SecondLook:
         stale = set(choices(before, old, old.max_batch, slo))
         stays = (sentence for sentence in self._served.choices if sentence not in stale)
         return (*choices(now, curve, curve.max_batch, slo), *stays)
-
-
-def wants_second_look(served: Served) -> bool:
-    """It keeps a promise by a provisional profile, and background work can be run beside it."""
-    profile = served.profile
-    measured = profile is not None and profile.provisional and profile.points
-    return bool(measured and not served.hosted and served.promises)
 
 
 def _few(points: Sequence[Point], slo: float) -> list[Point]:

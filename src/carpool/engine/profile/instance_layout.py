@@ -21,13 +21,12 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import Event, Thread
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from carpool import backends
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import InstanceKind, ModelConfig
-from carpool.core.arbiter import Arbiter, ModelTurn
-from carpool.core.background import BackgroundTurn
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
 from carpool.core.intake import Intake
@@ -40,6 +39,10 @@ from carpool.engine.run.executor import LoopTime
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
+
+if TYPE_CHECKING:
+    from carpool.core.arbiter import Arbiter, ModelTurn
+    from carpool.core.background import BackgroundTurn
 
 _CLEARLY_FASTER = 0.8
 _ABOUT_AS_MUCH = 0.9
@@ -542,8 +545,13 @@ class Devices:
 
     def _of(self, device: str) -> Arbiter:
         self._users[device] = self._users.get(device, 0) + 1
-        takes_turns = not device.startswith(_processors(""))
-        return self._arbiters.setdefault(device, Arbiter(exclusive=takes_turns))
+        arbiter = self._arbiters.get(device)
+        if arbiter is None:
+            from carpool.core.arbiter import Arbiter  # of GPUs, and of background work
+
+            takes_turns = not device.startswith(_processors(""))
+            arbiter = self._arbiters[device] = Arbiter(exclusive=takes_turns)
+        return arbiter
 
     def leave(self, scheduler: Scheduler) -> None:
         member = self._members.pop(scheduler, None)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from carpool.config.server import ServerSettings
+from carpool.config.usable_cores import threads_for
 from carpool.frontend.access.access import Access
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.front_part import StartedWith
@@ -19,7 +20,6 @@ from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.frontend.grpc.h2_shared import H2Shared
 from carpool.frontend.http.http_server import Listeners
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.pictures.workers import threads_for
 from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block
 from carpool.observe.descriptors import Descriptors

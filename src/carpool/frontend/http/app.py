@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from carpool.errors import CarpoolError
 from carpool.frontend import documents
@@ -26,12 +27,14 @@ from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter, Variables
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
-from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.small_routes import ASKED_S
 from carpool.frontend.http.task_models import task_routes
 from carpool.frontend.http.url_routes import Router, UrlRoute
 from carpool.link.engine_client import EngineClient
 from carpool.observe.counters import Block, Table
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.orca_report import LoadReport
 
 _MOST_BEFORE_A_KEY = 4 * MIB
 """Bytes of a body that are read to find the key in it."""
@@ -171,7 +174,11 @@ class HttpApp:
         parts: Sequence[FrontPart] = (),
         started: StartedWith | None = None,
     ) -> None:
-        self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
+        self._report: LoadReport | None = None
+        if load_report != "off":
+            from carpool.frontend.http.orca_report import LoadReport
+
+            self._report = LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
         given = max_body_bytes, picture_threads, fair, picture_hosts, forward, parts, started
         self._service = HttpService(engine, block, metrics, table, *given)

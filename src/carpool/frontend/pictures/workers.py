@@ -20,7 +20,6 @@ from time import monotonic, sleep
 from typing import Any, TypeAlias
 
 from carpool.compiling import mypyc_attr
-from carpool.config.usable_cores import usable_cores
 from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import INFINITY, Reason, Refusal, Terms
 from carpool.core.refusal_words import in_words
@@ -44,11 +43,6 @@ _COMPANY_S = 2.0  # so long after another client's picture a client has company
 _MOST_LONG = 64e6  # of them at a time, unless it is one alone: a pixel takes four bytes meanwhile
 _PAUSE_S = 0.05  # before a thread that could not choose its work looks again
 _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
-
-
-def threads_for(frontends: int) -> int:
-    """Returns an equal share of the cores for each of so many front ends."""
-    return max(1, usable_cores() // max(1, frontends))
 
 
 class PictureJob:
