@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from absent import ABSENT, needs
-from carpool.config import table
-from carpool.config.table import extension_of
+from carpool.config import known_keys
+from carpool.config.known_keys import extension_of
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
 from carpool.extension import Extension
@@ -48,11 +48,11 @@ def test_settings_are_imported_where_their_keys_stand(tmp_path: Path) -> None:
 def test_a_key_has_one_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("slo_ms", "cache"):
         both = {**installed(), "mine": Extension(name="mine", owns=(key,))}
-        monkeypatch.setattr(table, "installed", lambda both=both: both)
-        table.owners.cache_clear()
+        monkeypatch.setattr(known_keys, "installed", lambda both=both: both)
+        known_keys.owners.cache_clear()
         with pytest.raises(ConfigError, match=f'the extension mine cannot own "{key}"'):
-            table.owners()
-    table.owners.cache_clear()
+            known_keys.owners()
+    known_keys.owners.cache_clear()
 
 
 @pytest.mark.parametrize("extension", installed().values(), ids=list(installed()))

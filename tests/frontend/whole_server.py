@@ -16,7 +16,7 @@ import uvloop
 from carpool.config.server import ServerSettings
 from carpool.engine.control.engine_questions import ControlDesk
 from carpool.engine.engine_host import EngineHost
-from carpool.process import start
+from carpool.process import lone_server, start
 from frontend.http.harness import Client
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
             started.append(WholeServer(ports["http"], desks[0], desks[0]._host, loop, stop, grpc))
             ready.set()
 
-        await start.serve(list(paths), settings, stop, ready=up)
+        await lone_server.serve(list(paths), settings, stop, ready=up)
 
     def live() -> None:
         try:

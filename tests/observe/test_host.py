@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.observe.prometheus import Host
+from carpool.observe.host_reading import Host
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
 

@@ -290,7 +290,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
     from carpool.frontend import documents
     from carpool.observe.logs import logger
     from carpool.observe.output import caught
-    from carpool.process import start  # all of the engine, which otherwise has a process of its own
+    from carpool.process import lone_server  # all of the engine, which otherwise has a process of its own
     from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
     from carpool.process.stop_signals import heard_signals
 
@@ -318,7 +318,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
             loop.call_soon_threadsafe(screen.progress.step, step)
 
         with heard_signals(signalled, logger("serve")):
-            return await start.serve(paths, settings, stop, progress=progress, ready=ready)
+            return await lone_server.serve(paths, settings, stop, progress=progress, ready=ready)
 
     try:
         with (

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from carpool.config.known_keys import owners
 from carpool.config.regular_file import read_regular
 from carpool.config.repository import TOML, find_places
 from carpool.config.rules import MAX_FILE_BYTES
-from carpool.config.table import owners
 from carpool.extensions import installed
 
 

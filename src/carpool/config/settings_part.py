@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from carpool.config.asked_extensions import asked_extensions
 from carpool.config.backend_kinds import kind_of
+from carpool.config.known_keys import extension_of, owners
 from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
-from carpool.config.table import TomlTable, extension_of, owners
 from carpool.errors import ConfigError
 from carpool.extensions import installed
 
 if TYPE_CHECKING:
+    from carpool.config.table import TomlTable
     from carpool.config.triton_text import TextSource
 
 

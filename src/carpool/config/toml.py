@@ -11,6 +11,7 @@ from typing import Any
 from carpool.config import rules
 from carpool.config.backend_kinds import backend_of_platform, home_of, kinds
 from carpool.config.declared_keys import ReadKey, Said, read_declared
+from carpool.config.known_keys import SECTIONS
 from carpool.config.model import (
     LAYOUTS,
     AllVersions,
@@ -28,7 +29,7 @@ from carpool.config.model import (
 )
 from carpool.config.presets import PRESETS, preset_fields, with_preset
 from carpool.config.settings_part import read_extra, settled_by_toml
-from carpool.config.table import SECTIONS, TomlTable
+from carpool.config.table import TomlTable
 from carpool.config.toml_text import parse_toml
 from carpool.core.objectives import FixedBatching, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError

@@ -168,6 +168,9 @@ class BackgroundTurn(BatchTurn):
     def ended(self, batch: Batch, now: float) -> None:
         self._device.background_ended(self, batch, now)
 
+    def is_background(self) -> bool:
+        return True
+
     def finished(self, batch: Batch, now: float, seconds: float | None) -> list[Job]:
         """Returns the jobs that are to be answered."""
         self.core.instances.finish(batch, now, None)

@@ -30,6 +30,13 @@ class BatchTurn:
     def ended(self, batch: Batch, now: float) -> None:
         raise NotImplementedError
 
+    def is_background(self) -> bool:
+        """Returns whether no client waits for its batches: `finished` then says what of them is done."""
+        return False
+
+    def finished(self, batch: Batch, now: float, seconds: float | None) -> list[Job]:
+        raise NotImplementedError
+
 
 class DeviceTurn(BatchTurn):
     """A model's place on a shared device (see arbiter.py): its instances there ask before they run."""

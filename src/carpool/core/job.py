@@ -55,6 +55,10 @@ class Reason(enum.Enum):
     __hash__ = object.__hash__  # each is there once; by name, as enums do it, counting them is slow
 
 
+NO_SLACK: Final = "background"
+"""The reason of background work that was skipped: no client ever reads it."""
+
+
 class JobOrigin(NamedTuple):
     """Describes where a request comes from. Requests of one origin share it."""
 

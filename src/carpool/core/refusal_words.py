@@ -6,15 +6,12 @@ from collections.abc import Callable
 from math import floor, log10
 from typing import TYPE_CHECKING
 
-from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, Terms
+from carpool.core.job import INFINITY, NO_SLACK, GivenUp, Job, Reason, Refusal, Terms
 from carpool.core.numerals import apart, numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
-
-BACKGROUND = "background"
-"""The reason of work that no client waits for and that was skipped: no client ever reads it."""
 
 _IN_NUMBERS = (Reason.CANNOT_FINISH, Reason.OVERLOAD, Reason.OVER_SHARE, Reason.QUEUE_FULL, Reason.GIVEN_UP)
 _PARTS = (
@@ -266,7 +263,7 @@ def _advice(refusal: Refusal) -> str:
 
 def skipped(model: str) -> Unavailable:
     """Returns the error of work that no client waits for, and that there was no slack for."""
-    return Unavailable(f"{model} has no free time for background work", reason=BACKGROUND)
+    return Unavailable(f"{model} has no free time for background work", reason=NO_SLACK)
 
 
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:

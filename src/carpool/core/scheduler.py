@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 from carpool.core.admission import backed_up
-from carpool.core.background import BackgroundTurn
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.fixed_batching import FixedBatchingPolicy
@@ -34,6 +34,9 @@ from carpool.core.job import (
 from carpool.core.learning import Lag
 from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler_state import Policy, SchedulerState
+
+if TYPE_CHECKING:
+    from carpool.core.background import BackgroundTurn
 
 
 @dataclass(slots=True)
@@ -177,7 +180,7 @@ class Scheduler(SchedulerState):
 
         `seconds` is what it took on the instance, if that is worth learning from: its kind's curve does.
         """
-        if isinstance(batch.turn, BackgroundTurn):
+        if batch.turn is not None and batch.turn.is_background():
             return batch.turn.finished(batch, now, seconds)
         self.instances.finish(batch, now, seconds)
         if seconds is not None:

@@ -11,9 +11,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from carpool.core.job import INFINITY, JobOrigin
-from carpool.core.refusal_words import BACKGROUND as NO_SLACK
-from carpool.core.refusal_words import skipped
+from carpool.core.job import INFINITY, NO_SLACK, JobOrigin
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.frontend.engine_state import EngineState, stalled
 from carpool.link.catalog import ModelEntry
@@ -283,6 +281,8 @@ class FrontLink:
         if not self.writable or state.stalls:
             return failed_call(self._loop, call, state.trouble())
         if background and not self._background.may_run(entry, call):
+            from carpool.core.refusal_words import skipped
+
             return failed_call(self._loop, call, skipped(entry.name))
         if type(slot) is not ArenaSlot:
             return failed_call(self._loop, call, _not_in_a_slot())

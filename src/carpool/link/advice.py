@@ -19,7 +19,6 @@ from mmap import mmap
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from carpool.core.job import ORDINARY, REFUSAL_NUMBERS, Job, Reason, Refusal, refusal_of
-from carpool.core.refusal_words import refused
 from carpool.errors import CarpoolError, Refused
 from carpool.link.catalog import ModelEntry
 from carpool.link.engine_client import Ahead, nobody_ahead
@@ -281,6 +280,8 @@ class Advice:
 
 def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ...]) -> CarpoolError:
     """The verdict is about one with its whole time ahead: this one may have less."""
+    from carpool.core.refusal_words import refused
+
     refusal = refusal_of(reason, verdict[2:])
     terms = refusal.terms
     less = terms._replace(deadline=min(terms.deadline, job.deadline - job.arrived))

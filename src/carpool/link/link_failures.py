@@ -6,7 +6,6 @@ from struct import Struct
 
 from carpool import errors
 from carpool.core.job import REFUSAL_NUMBERS, Reason, refusal_of
-from carpool.core.refusal_words import RefusalInNumbers, in_words
 from carpool.errors import CarpoolError, Refused, Unavailable
 from carpool.link.records import GONE
 from carpool.wire.head import load_object
@@ -26,6 +25,8 @@ _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES, GONE + 1)}
 def write_failure(error: CarpoolError) -> tuple[int, bytes]:
     """Returns a status and a payload. A class that the other side may not know goes as the nearest it
     does."""
+    from carpool.core.refusal_words import RefusalInNumbers
+
     if isinstance(error, RefusalInNumbers):
         refusal = error.refusal
         return _IN_NUMBERS, _numbers_record.pack(_REASONS.index(refusal.reason), *refusal.flat())
@@ -37,6 +38,8 @@ def write_failure(error: CarpoolError) -> tuple[int, bytes]:
 
 def read_failure(status: int, payload: bytes, model: str = "the model") -> CarpoolError:
     if status == _IN_NUMBERS:
+        from carpool.core.refusal_words import in_words
+
         code, *told = _numbers_record.unpack(payload)
         return in_words(model, refusal_of(_REASONS[code], told))
     number = status - GONE - 1

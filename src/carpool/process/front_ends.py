@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import carpool
@@ -25,11 +25,12 @@ from carpool.frontend.http.limits import Limits
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
-from carpool.observe.prometheus import Exposition, chosen
+from carpool.observe.host_reading import Host
 from carpool.process.children import Frontend, FrontendParts
 
 if TYPE_CHECKING:
     from carpool.frontend.http.app import HttpApp
+    from carpool.observe.prometheus import Exposition
 
 _COUNT_EVERY_S = 1.0
 _LIMITS = (
@@ -74,6 +75,27 @@ def started(parts: FrontendParts) -> StartedWith:
     return StartedWith(parts.settings, parts.table.block_exemplars(parts.block), parts.began)
 
 
+def _metrics_page(parts: FrontendParts) -> SharedPage:
+    """Returns the page, whose writer is made for the first scrape."""
+    host = Host()  # what it reports of processors is since now
+
+    @cache
+    def exposition() -> Exposition:
+        from carpool.observe.prometheus import Exposition, chosen
+
+        catalog = parts.engine_client
+        return Exposition(
+            parts.table,
+            version=carpool.__version__,
+            host=host,
+            families=chosen(parts.settings.metrics),
+            states=lambda extension, what: catalog.catalog.extra.get(extension, {}).get(what, {}),
+            index=lambda: ((line.name, line.version, line.word) for line in catalog.catalog.index),
+        )
+
+    return SharedPage(lambda: exposition().pieces(), lambda: exposition().pieces(openmetrics=True))
+
+
 async def http(parts: FrontendParts) -> Frontend:
     from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
@@ -83,15 +105,7 @@ async def http(parts: FrontendParts) -> Frontend:
     unread, gate_status = Unread(), int(settings.gate_status)
     # Where the loop is the engine's too, how long requests lie unread says little.
     fair = Fairness(unread, advice.behind, gate_status) if parts.apart else Fairness(gate_status=gate_status)
-    families = chosen(settings.metrics)
-    exposition = Exposition(
-        parts.table,
-        version=carpool.__version__,
-        families=families,
-        states=lambda extension, what: parts.engine_client.catalog.extra.get(extension, {}).get(what, {}),
-        index=lambda: ((line.name, line.version, line.word) for line in parts.engine_client.catalog.index),
-    )
-    page = SharedPage(exposition.pieces, partial(exposition.pieces, openmetrics=True))
+    page = _metrics_page(parts)
     block = parts.table.block(parts.block)
     access = Access(settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from carpool.config.asked_extensions import asked_extensions
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import (
     AnomalySettings,
     ClassifySettings,
@@ -118,3 +120,10 @@ def because(config: ModelConfig, declared: str | None) -> str:
     if declared is None:
         return "[image]"
     return f'task = "{declared}"' if config.task else f"[{declared}]"
+
+
+def guesses(config: ModelConfig) -> bool:
+    """Who writes a Python model writes it for the pictures that this server sends; a fake one sees none."""
+    kind = kind_of(config.backend)
+    batched = not any(one.no_batches for one in asked_extensions(config))
+    return kind.needs_file and kind.name != "python" and batched

@@ -39,7 +39,6 @@ from carpool.engine.loading.batch_proof import (
     must_be_proven,
     prove,
 )
-from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
@@ -87,8 +86,6 @@ from carpool.errors import CarpoolError, ModelError
 from carpool.link.catalog import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.geometry import read_form
-from carpool.vision.plans.pixels import twice_normalised, what_is_assumed
 from carpool.vision.plans.settings import NOTHING_SEEN, ModelFacts, VisionSettings, describe
 
 log = logger("engine")
@@ -108,23 +105,36 @@ def settle(
     contradict the model. `told` receives what it was recognised as, for clients who read its settings."""
     vision, notes, ask, _ = describe(config, signature, labels, seen)
     if vision is not None:
+        from carpool.engine.loading.device_pictures import divided
+
         vision = divided(config, signature, vision)
     for note in notes:
         log.debug("pictures", model=config.name, note=note)
     if ask:
         log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
-    twice = None if vision is None else twice_normalised(config, seen.claims)
-    if twice is not None:
-        log.warning("pictures", model=config.name, note=twice)
     assumed = () if vision is None else vision.assumed
-    if assumed:
-        words = what_is_assumed(config.name, assumed, config.preset)
-        log.warning("pixels-assumed", model=config.name, assumed=", ".join(assumed), note=words)
+    if vision is not None:
+        _warn_of_pixels(config, assumed, seen)
     if told is not None and (notes or assumed):
         told |= {"carpool_task": "" if vision is None else vision.task, "carpool_evidence": "; ".join(notes)}
         told |= {ASK: ask} if ask else {}
         told |= {ASSUMED: ", ".join(assumed)} if assumed else {}
+    if vision is None:
+        return config, signature, None, None
+    from carpool.engine.loading.device_pictures import with_boxes
+
     return with_boxes(config, signature, vision)
+
+
+def _warn_of_pixels(config: ModelConfig, assumed: tuple[str, ...], seen: ModelFacts) -> None:
+    from carpool.vision.plans.pixels import twice_normalised, what_is_assumed
+
+    twice = twice_normalised(config, seen.claims)
+    if twice is not None:
+        log.warning("pictures", model=config.name, note=twice)
+    if assumed:
+        words = what_is_assumed(config.name, assumed, config.preset)
+        log.warning("pixels-assumed", model=config.name, assumed=", ".join(assumed), note=words)
 
 
 def _weights_for(config: ModelConfig) -> tuple[object, ...]:
@@ -222,7 +232,11 @@ class Opener:
             raise _given_up(name)
         threads = self.threads or backends.default_threads(count, usable_cores())
         gpu = self.gpus[index % len(self.gpus)] if self.gpus else None
-        fill = filling(model.config, model.vision)
+        fill = None
+        if model.vision is not None:
+            from carpool.engine.loading.device_pictures import filling
+
+            fill = filling(model.config, model.vision)
         calls = None if self._caller is None else self._caller(index)
         placement = Placement(index, threads, gpu, fill, model.finish, tell, hurry, plain, calls)
         backend = backends.load(model.config, self.version, placement)
@@ -663,8 +677,11 @@ class Loading:
         self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
     ) -> Measuring:
         """Measures with pictures, where the device decodes them."""
-        encoded = self._model.vision is not None and self._model.vision.encoded
-        picture = sample_picture() if encoded else None
+        picture = None
+        if self._model.vision is not None and self._model.vision.encoded:
+            from carpool.engine.loading.device_pictures import sample_picture
+
+            picture = sample_picture()
         return Measuring(
             *(opened, self._as_pictures(), effort),
             now=self._now,
@@ -687,7 +704,11 @@ class Loading:
         config = replace(config, parameters={**config.parameters, **self._model.told, **busy})
         self._model = replace(self._model, config=config)
         piece = best_piece(curve, kind_of(config.backend), profile.memory.measuring)
-        told = SAMPLE_TOLD if self._model.vision is not None and self._model.vision.encoded else ""
+        told = ""
+        if self._model.vision is not None and self._model.vision.encoded:
+            from carpool.engine.loading.device_pictures import SAMPLE_TOLD
+
+            told = SAMPLE_TOLD
         slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
         if why := self._model.signature.why_unbatched():
@@ -711,6 +732,8 @@ def as_pictures(signature: Signature, vision: VisionSettings | None) -> Signatur
     spec = None if vision is None else signature.input_named.get(vision.input.name)
     if vision is None or spec is None or DYNAMIC not in vision.input.shape:
         return signature
+    from carpool.vision.geometry import read_form
+
     shape = read_form(vision.image, vision.input, signature.model).shape
     whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
     sized = replace(spec, shape=whole)

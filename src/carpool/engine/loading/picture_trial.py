@@ -7,13 +7,25 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from carpool.backends.backend import Backend
-from carpool.config.model import DYNAMIC
+from carpool.config.model import DYNAMIC, ModelConfig
 from carpool.errors import CarpoolError
 from carpool.types import Array, Datatype, Signature
+from carpool.vision.output_facts import Claims
 from carpool.vision.picture_input import Picture, outputs_of, widened
+from carpool.vision.plans.pixels import see_pixels
 from carpool.vision.vision_settings import ModelFacts
 
 _SEED = 1
+
+
+def noise_shape(config: ModelConfig, picture: Picture, claims: Claims) -> tuple[int, ...] | None:
+    """Returns the shape of the picture of noise; None where pictures may have any size."""
+    size = see_pixels(config, picture, claims).image.size
+    height, width = size or (picture.height, picture.width)
+    if DYNAMIC in (height, width):
+        return None
+    channels = 3 if picture.channels == DYNAMIC else picture.channels
+    return (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
 
 
 def tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> ModelFacts:

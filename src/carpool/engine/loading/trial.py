@@ -26,7 +26,6 @@ from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.output_facts import NO_CLAIMS, Claims
 from carpool.vision.picture_input import find_picture
-from carpool.vision.plans.pixels import known_pixels, see_pixels, with_layers
 from carpool.vision.vision_settings import ModelFacts, declared_task
 
 log = logger("engine")
@@ -57,14 +56,12 @@ def examine(config: ModelConfig, version: ModelVersion) -> Examined:
     if rows > 1:
         words, refused = f"{refused}; smaller batches are filled up to {rows}", ""
         config = replace(config, fixed_batch=rows, max_batch=min(rows, config.max_batch or rows))
-    if kind_of(config.backend).values_on_device:  # the size of its pictures may be that of its input
-        claims = claims_of(file, config)
-        config = backends.describe(with_layers(_with_size(config, claims), claims), version)
-    else:
-        config = backends.describe(config, version)
-        if _may_take_pictures(config):
-            claims = claims_of(file, config)
-            config = with_layers(config, claims)
+    on_device = kind_of(config.backend).values_on_device
+    if on_device:  # the size of its pictures may be that of its input
+        config, claims = _as_claimed(config, file)
+    config = backends.describe(config, version)
+    if not on_device and _may_take_pictures(config):
+        config, claims = _as_claimed(config, file)
     config = _with_channels(config, claims)
     claims = replace(claims, lines=(*claims.lines, words)) if words else claims
     if refused and not config.max_batch:
@@ -112,13 +109,9 @@ def trial_shape(found: Examined) -> tuple[int, ...] | None:
     picture = find_picture(found.config, found.signature)
     if picture is None or not _tells(found.config):
         return None
-    size = see_pixels(found.config, picture, found.seen.claims).image.size
-    height, width = size or (picture.height, picture.width)
-    if DYNAMIC in (height, width):
-        return None
-    channels = picture.spec.shape[0 if picture.layout == "nchw" else 2]
-    channels = 3 if channels == DYNAMIC else channels
-    return (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
+    from carpool.engine.loading.picture_trial import noise_shape
+
+    return noise_shape(found.config, picture, found.seen.claims)
 
 
 def _tells(config: ModelConfig) -> bool:
@@ -170,12 +163,16 @@ def _lines(config: ModelConfig, folder: Path, name: str, dims: Sequence[int]) ->
     return text.splitlines()
 
 
-def _with_size(config: ModelConfig, claims: Claims) -> ModelConfig:
-    """A network whose file says nothing of its tensors has an input as soon as its pictures have a size."""
-    if config.inputs:
-        return config
-    image = known_pixels(config, claims)
-    return config if image.size is None else replace(config, image=image)
+def _as_claimed(config: ModelConfig, file: Path | None) -> tuple[ModelConfig, Claims]:
+    """Returns the settings with what is claimed of pixels, and all claims. A network whose file says nothing
+    of its tensors has an input as soon as its pictures have a size."""
+    from carpool.vision.plans.pixels import known_pixels, with_layers
+
+    claims = claims_of(file, config)
+    image = None if config.inputs else known_pixels(config, claims)
+    if image is not None and image.size is not None:
+        config = replace(config, image=image)
+    return with_layers(config, claims), claims
 
 
 def _with_channels(config: ModelConfig, claims: Claims) -> ModelConfig:

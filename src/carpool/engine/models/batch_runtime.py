@@ -14,13 +14,11 @@ from carpool.backends.backend import AnswersEach, Backend, KeepsMemory
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Mode
 from carpool.config.repository import ModelVersion
-from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Reason
 from carpool.core.objectives import FixedBatching
 from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
-from carpool.engine.models.batch_document import batch_document
 from carpool.engine.models.runtime import EngineParts, InstancesRuntime
 from carpool.engine.models.served import Gate, OpensGroups, Served, VersionState
 from carpool.engine.models.serving_part import Seating, Stand, first, serving_parts
@@ -222,7 +220,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         counters.last_used = now = monotonic()
         if result.out_of_memory:
             self._row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
-        if isinstance(batch.turn, BackgroundTurn):  # no request
+        if batch.turn is not None and batch.turn.is_background():  # no request
             self._row.add(columns.BACKGROUND["ran"], len(batch.jobs))
             return
         if self._promises and self.scheduler is not None and self.served.state is VersionState.READY:
@@ -265,6 +263,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             asyncio.get_running_loop().run_in_executor(None, profiles.note_start, key, started)
 
     def document(self, now: float) -> dict[str, Any]:
+        from carpool.engine.models.batch_document import batch_document
+
         return batch_document(self.served, self.driver.scheduler, self.seats, now)
 
     def images_by_size(self, sizes: Sequence[int]) -> dict[int, int]:

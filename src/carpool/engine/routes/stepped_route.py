@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from carpool.core.job import INFINITY, Job
-from carpool.core.refusal_words import turned_away
 from carpool.core.remaining import Booking, Remaining, Step
 from carpool.engine.run.batch import Route, Work
 from carpool.errors import Unavailable
@@ -173,6 +172,8 @@ class SteppedRoute:
             )
             refusal = remaining.refuses(number, job, self.slo, now, alone=alone)
             if refusal is not None:
+                from carpool.core.refusal_words import turned_away
+
                 raise turned_away(self.name, work, refusal, fixed=False)
             probe = probe or job.course.probe
         return remaining.enters(self.slo, work.deadline, probe=probe)

@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import ceil
 from time import monotonic
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from carpool.core.background import BackgroundTurn
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DIRECT, DONE, GONE, INFINITY, GivenUp, Job
-from carpool.core.refusal_words import dropped, skipped, turned_away, until_welcome
 from carpool.core.scheduler import Scheduler
 from carpool.engine.run.batch import BatchResult, Outcome, Watcher, Work
 from carpool.engine.run.executor import BRIEF_S, Brief, Executes, Executor
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing
+
+if TYPE_CHECKING:
+    from carpool.core.background import BackgroundTurn
 
 
 class Reminder:
@@ -129,6 +130,8 @@ class Driver:
             if refusal is None:
                 self._open.add(work)
             else:
+                from carpool.core.refusal_words import turned_away
+
                 self._turn_away(work, turned_away(self._model, work, refusal, fixed=self._fixed))
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
         if not self._turn_planned:
@@ -171,6 +174,8 @@ class Driver:
         if closed is not None:
             self._turn_away(work, closed)
         elif background is None or not background.offer(work, monotonic()):
+            from carpool.core.refusal_words import skipped
+
             self._turn_away(work, skipped(self._model))
         else:
             self._open.add(work)
@@ -265,9 +270,13 @@ class Driver:
 
     def _tell_skipped(self, background: BackgroundTurn) -> None:
         for work in _works(background.told()):
+            from carpool.core.refusal_words import skipped
+
             self._tell(work, Outcome(error=skipped(self._model)))
 
     def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
+        from carpool.core.refusal_words import dropped, until_welcome
+
         work = cast(Work, gone.job)
         try:
             wait = until_welcome(self.scheduler, gone, now, welcome)
@@ -365,7 +374,8 @@ class Driver:
         """Returns whether answers wait for their turn, and the requests whose turn it is now. If the
         scheduler fails, no answer waits. An executor that has died of the batch is replaced."""
         seconds = result.seconds if result is not None and result.clean else None
-        in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, BackgroundTurn)
+        beside = batch.turn is not None and batch.turn.is_background()
+        in_order = self.scheduler.policy.preserve_ordering and not beside
         try:
             released = self.scheduler.finished(batch, now, seconds)
         except Exception:

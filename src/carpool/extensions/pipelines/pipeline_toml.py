@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config import rules
+from carpool.config.known_keys import extension_of
 from carpool.config.model import Mode, ModelConfig, ModelStep, TensorConfig, VersionPolicy, eager_policy
 from carpool.config.settings_part import SettingsPart, TritonPart, why_not
-from carpool.config.table import TomlTable, extension_of
+from carpool.config.table import TomlTable
 from carpool.config.toml import MAX_VERSION, read_versions
 from carpool.config.toml_text import parse_toml
 from carpool.core.objectives import FixedBatching, Promise

@@ -38,7 +38,6 @@ from carpool.frontend.http.http_service import (
 )
 from carpool.frontend.http.query_text import read_query
 from carpool.link.catalog import Catalog, ModelEntry
-from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S
 from carpool.wire.head import load_object, read_object, shorten
 from carpool.wire.v2 import encode_error
@@ -52,8 +51,8 @@ _REGION_FIELDS = ("key", "offset", "byte_size")
 _MAX_JSON_BODY = 64 * 1024
 ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 _MOST_TIME = 10**11  # seconds since 1970, which points are numbered by
-_METRICS_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
-_OPENMETRICS_FIELDS = b"content-type: %b\r\n" % OPENMETRICS_TYPE.encode()
+_METRICS_FIELDS = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
+_OPENMETRICS_FIELDS = b"content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"
 _WEIGHT = re.compile(rb";\s*q=([01](?:\.[0-9]{1,3})?)\s*(?:;|$)")
 _TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
 _TEXT = (

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from carpool.config.asked_extensions import asked_extensions
-from carpool.config.backend_kinds import kind_of
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, values_on_device
 from carpool.config.presets import (
     PRESETS,
@@ -27,6 +25,7 @@ from carpool.errors import ConfigError
 from carpool.types import Datatype
 from carpool.vision.output_facts import FIELD_OF, Claims
 from carpool.vision.picture_input import FLOATS, Picture
+from carpool.vision.vision_settings import guesses
 
 _AS_THEY_ARE = {"scale": 1.0, "mean": (0.0,), "std": (1.0,)}
 
@@ -116,13 +115,6 @@ def _known(config: ModelConfig, claims: Claims, datatype: Datatype, task: str | 
     if takes_bytes and not says_values:
         found |= _AS_THEY_ARE
     return found
-
-
-def guesses(config: ModelConfig) -> bool:
-    """Who writes a Python model writes it for the pictures that this server sends; a fake one sees none."""
-    kind = kind_of(config.backend)
-    batched = not any(one.no_batches for one in asked_extensions(config))
-    return kind.needs_file and kind.name != "python" and batched
 
 
 def with_layers(config: ModelConfig, claims: Claims) -> ModelConfig:

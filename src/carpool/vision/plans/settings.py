@@ -10,7 +10,6 @@ from carpool.config.model import ImageSettings, ModelConfig, Task
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES, Signature, TensorSpec
 from carpool.vision.picture_input import AS_TENSORS, find_picture, no_picture
-from carpool.vision.plans.pixels import guesses
 from carpool.vision.vision_settings import (
     NOTHING_SEEN,
     Described,
@@ -18,6 +17,7 @@ from carpool.vision.vision_settings import (
     VisionSettings,
     because,
     declared_task,
+    guesses,
     write,
 )
 

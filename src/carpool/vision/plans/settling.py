@@ -14,7 +14,7 @@ from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.head_rules import readings
 from carpool.vision.output_facts import Claims, Facts, OutputFact
 from carpool.vision.picture_input import Picture, in_words, outputs_of
-from carpool.vision.plans.pixels import guesses, refuse_assumed, see_pixels
+from carpool.vision.plans.pixels import refuse_assumed, see_pixels
 from carpool.vision.recognition import Reading, Verdict, recognise
 from carpool.vision.tasks.task import LoadedModel
 from carpool.vision.vision_settings import (
@@ -24,6 +24,7 @@ from carpool.vision.vision_settings import (
     VisionSettings,
     because,
     declared_task,
+    guesses,
 )
 
 
