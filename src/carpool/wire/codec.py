@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -16,9 +16,11 @@ from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.classes import classify
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
-from carpool.wire.long_json import LongNumbers
 from carpool.wire.slices import SlicedJson, Values, is_long
 from carpool.wire.strings import Between, PackedStrings, as_strings, check_strings, go_on, split_strings
+
+if TYPE_CHECKING:
+    from carpool.wire.long_json import LongNumbers
 
 _RETAINED_HEADS = 256
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -354,7 +356,7 @@ def _from_binary(head: TensorHead, tail: Buffer, kind: str) -> Array:
 def from_json(values: list[Any] | LongNumbers, head: TensorHead, owner: str) -> Array:
     """A JSON `data` list, flat or nested as the shape says; every element must be right for the datatype."""
     field = f"{owner}.data"
-    if isinstance(values, LongNumbers):
+    if not isinstance(values, list):
         return _from_long(values, head, field)
     flat = _flatten(values, head.shape, field)
     _check_count(len(flat), head.shape, field)

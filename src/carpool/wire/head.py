@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import orjson
 
 from carpool.errors import InvalidInput
 from carpool.types import DATATYPES, Datatype, RequestedOutput, RequestOptions, Scalar, SharedMemory
-from carpool.wire.long_json import LongNumbers, ShortJson
+
+if TYPE_CHECKING:
+    from carpool.wire.long_json import LongNumbers, ShortJson
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -111,6 +113,8 @@ def _too_deep(what: str) -> InvalidInput:
 
 def cut_long(json: Buffer, what: str) -> ShortJson:
     """Returns the document without what is long; what is left can be read at once."""
+    from carpool.wire.long_json import ShortJson
+
     cut = ShortJson(json)
     if len(cut.left) > _MOST_LEFT:
         raise InvalidInput(
@@ -206,10 +210,16 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
     elif head.datatype.binary_only:
         sentence = f"{owner} is {head.datatype.value}, which JSON cannot represent: send it as binary"
         raise InvalidInput(sentence, field=f"{owner}.data")
-    elif type(entry["data"]) is not list and type(entry["data"]) is not LongNumbers:
+    elif type(entry["data"]) is not list and not _are_long(entry["data"]):
         raise wrong(f"{owner}.data", "must be a JSON array")
     else:
         head.data = entry["data"]
+
+
+def _are_long(values: object) -> bool:
+    from carpool.wire.long_json import LongNumbers
+
+    return type(values) is LongNumbers
 
 
 def check_size(head: TensorHead, size: int, elements: int, field: str, model: str) -> None:

@@ -17,7 +17,8 @@ import pytest
 from carpool.errors import Unavailable
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http import long_answer, protocol
-from carpool.frontend.http.long_answer import LONG_ANSWER, LongAnswer, LongAnswers, LongBody, LongEvents
+from carpool.frontend.http.infer_route import LONG_ANSWER
+from carpool.frontend.http.long_answer import LongAnswer, LongAnswers, LongBody, LongEvents
 from carpool.types import Datatype, InferResponse, Tensor, TensorSpec
 from carpool.wire.codec import encode_response
 from carpool.wire.slices import ELEMENTS, PIECE_BYTES, SlicedBytes

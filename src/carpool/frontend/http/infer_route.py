@@ -26,7 +26,6 @@ from carpool.frontend.http.exchange import (
     choose_encoding,
 )
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
-from carpool.frontend.http.long_answer import LONG_ANSWER, LongBody, LongEvents, WholeBody
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.pictures.image_tensors import may_hold_pictures
 from carpool.link.catalog import Catalog, ModelEntry
@@ -49,7 +48,6 @@ from carpool.memory.layout import answer_size
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import InferResponse, StepTiming
 from carpool.wire.head import parse_head
-from carpool.wire.slices import SlicedBytes, SlicedJson
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Buffer,
@@ -65,7 +63,9 @@ from carpool.wire.v2 import (
 )
 
 if TYPE_CHECKING:
+    from carpool.frontend.http.long_answer import LongBody, LongEvents
     from carpool.frontend.pictures.sent_pictures import TensorPictures
+    from carpool.wire.slices import SlicedJson
 
 _ONE_ANSWER = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
 _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
@@ -81,6 +81,8 @@ VERSION: Final = b"X-Carpool-Version: %b\r\n"
 _JSON_ANSWER: Final = b"Content-Type: application/json\r\n" + TIMING
 _BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
 _MIXED_ANSWER = b"Content-Type: application/octet-stream\r\n" + TIMING
+LONG_ANSWER: Final = 1 << 20
+"""Bytes, above which an answer is written in pieces."""
 _JOINED: Final = 8 * 1024  # up to here one more copy is cheaper than sending pieces
 _JSON_NUMBER: Final = 32  # bytes, with its comma and some space
 _TYPED_NUMBER: Final = 10  # the longest that protobuf writes
@@ -453,6 +455,8 @@ class HttpCall(RequestReply):
         self, request: RequestFacts, answer: Answer, fields: bytes, encoded: Encoded, encoding: bytes | None
     ) -> None:
         """Writes what would hold up the loop. Until that is over, the answer has what its outputs lie in."""
+        from carpool.frontend.http.long_answer import LongBody, WholeBody
+
         buffers, size, _, json = encoded
         service = self._route.service
         events = self._long_events(answer)
@@ -463,10 +467,14 @@ class HttpCall(RequestReply):
         elif json is not None:
             body = LongBody(json, events, fields)
         else:
+            from carpool.wire.slices import SlicedBytes
+
             body = LongBody(SlicedBytes(buffers), events, fields, size)
         self._respond_long(body, answer)
 
     def _long_events(self, answer: Answer) -> LongEvents:
+        from carpool.frontend.http.long_answer import LongEvents
+
         request = self.request
         return LongEvents(
             begun=partial(self._begun, answer),

@@ -27,8 +27,6 @@ from carpool.wire.v2 import HEADER_LENGTH
 
 logger = logging.getLogger(__name__)
 
-LONG_ANSWER: Final = 1 << 20
-"""Bytes, above which an answer is written in pieces."""
 _IN_SLOT_S: Final = 1.0
 _TEXT: Final = 5  # bytes of JSON for each byte of a tensor, with what is between them
 _LEVEL: Final = 1  # of compression, as of all answers

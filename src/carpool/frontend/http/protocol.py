@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
@@ -40,9 +40,11 @@ from carpool.frontend.http.exchange import (
     stream_head,
 )
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.frontend.http.long_answer import AnswerReader, LongAnswer, LongBody
 from carpool.frontend.http.parsing import HeadFinder
 from carpool.frontend.http.shared import BODY_READ, Shared
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.long_answer import AnswerReader, LongAnswer, LongBody
 
 logger = logging.getLogger(__name__)
 

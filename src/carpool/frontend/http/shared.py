@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, time
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from carpool.frontend.clients.accounts import CONNECTION, Accounts, Holder, Shares, Stake
 from carpool.frontend.clients.fair_threads import FairThreads
@@ -15,9 +15,11 @@ from carpool.frontend.clients.loop_turns import Clock, Turns
 from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
-from carpool.frontend.http.long_answer import LongAnswers
 from carpool.frontend.http.parsing import KnownHeads
 from carpool.memory.free_memory import FreeMemory
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.long_answer import LongAnswers
 
 _INFLATERS: Final = 2
 _CONNECTION_S: Final = 0.0001  # to take it, and to let it go
@@ -77,7 +79,7 @@ class Shared:
         self.accounts.patience_s = limits.write_timeout_s
         self.unread = unread
         self.turns = Turns(loop, clock)
-        self.long_answers = LongAnswers(loop, accounts, self.turns.wait, lambda: self.inflaters)
+        self._long_answers: LongAnswers | None = None
         self.connections: set[OpenConnection] = set()
         self.lingering = 0
         self.stopping = False
@@ -91,6 +93,16 @@ class Shared:
         self._inflaters: ThreadPoolExecutor | None = None
         self._free_memory = FreeMemory(self.inflaters, decodes=True)
         self.fair_inflaters = FairThreads(self.accounts, self.inflaters, _INFLATERS)
+
+    @property
+    def long_answers(self) -> LongAnswers:
+        """Returns those that are being written in pieces."""
+        if self._long_answers is None:
+            from carpool.frontend.http.long_answer import LongAnswers
+
+            wait = self.turns.wait
+            self._long_answers = LongAnswers(self.loop, self.accounts, wait, lambda: self.inflaters)
+        return self._long_answers
 
     @property
     def inflaters(self) -> ThreadPoolExecutor:
@@ -140,4 +152,5 @@ class Shared:
         self.accounts.sweep(now)
         for connection in list(self.connections):
             connection.check_time(now)
-        self.long_answers.sweep(now)
+        if self._long_answers is not None:
+            self._long_answers.sweep(now)
