@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+import by_file
 from carpool import extension
 from carpool.compiling import is_compiled
 from later import THOROUGH, many
-from rewriting import rewrite_share
 from together import are_together, one_test
 
 # A machine may stand still for seconds: how long an example takes, or is made, says nothing about the code.
@@ -48,8 +48,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.disable()  # until everything is imported, of which nothing is garbage
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    rewrite_share(session.config)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(by_file, "by_file")
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> pytest.Item | None:
