@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -50,6 +53,23 @@ gc.disable()  # until everything is imported, of which nothing is garbage
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(by_file, "by_file")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_FOLDERS] = Path(tempfile.mkdtemp(prefix="carpool-tests-"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    shutil.rmtree(session.config.stash[_FOLDERS], ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test, or a process of it, keeps in the folders for state and for caches, no other test finds."""
+    folder = item.config.stash[_FOLDERS] / str(next(_TESTS_BEGUN))
+    # Some tests start processes without any setting of Carpool: the standard's variable reaches them too. The
+    # one for caches would hide a browser's files from it.
+    os.environ |= {"XDG_STATE_HOME": f"{folder}/state", "CARPOOL_CACHE_DIR": f"{folder}/cache"}
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> pytest.Item | None:
@@ -141,6 +161,8 @@ def no_large_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "importable", importable)
 
 
+_FOLDERS = pytest.StashKey[Path]()
+_TESTS_BEGUN = itertools.count(1)
 _STAND_IN = "a stand-in that compiled code does not take"
 _TESTS = "|".join(("tests", "unittest", "types", *(path.stem for path in Path(__file__).parent.iterdir())))
 _REFUSED_STAND_IN = re.compile(  # never an object of the package itself: that is a fault

@@ -276,8 +276,8 @@ def start(
         *("--grpc-frontends", str(grpc), "--grpc-port", str(grpc_port)),
     ]
     own = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
-    if models:  # what one test measures is no business of the next; demo models are built once for all
-        own["CARPOOL_CACHE_DIR"] = str(folder / "cache")
+    # What one test measures or decides is no business of another.
+    own |= {"CARPOOL_CACHE_DIR": str(folder / "cache"), "CARPOOL_STATE_DIR": str(folder / "state")}
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             arguments,
