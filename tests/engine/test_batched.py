@@ -8,6 +8,7 @@ import pytest
 
 import carpool
 from carpool.errors import DeadlineExceeded, ModelError, Refused
+from waiting import until_in_loop
 
 
 def test_awaited_in_asyncio() -> None:
@@ -79,18 +80,27 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
 
 
 def test_what_cannot_be_answered_in_time_is_refused() -> None:
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
-    @carpool.batched(slo_ms=1000, max_batch=1, curve="600+1")  # one is in time, even after a pause
+    @carpool.batched(slo_ms=1000, max_batch=1, curve="600+1")
     def slow(items: list[int]) -> list[int]:
+        begun.set()
         release.wait(30)
         return items
 
-    async def story() -> list[int | BaseException]:
+    async def one_asked() -> asyncio.Future[object]:
+        """Returns once it runs, or is rejected: if the machine stands still before, it is too late itself."""
         first = asyncio.ensure_future(_wait(slow(0)))
+        await until_in_loop(lambda: begun.is_set() or first.done())
+        return first
+
+    async def story() -> list[int | BaseException]:
+        first = await one_asked()
+        while not begun.is_set():
+            first = await one_asked()
         others = await asyncio.gather(*(slow(n) for n in range(1, 6)), return_exceptions=True)
         release.set()
-        await first
+        assert await first == 0
         return others
 
     answers = asyncio.run(story())

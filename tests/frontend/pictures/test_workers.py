@@ -73,9 +73,10 @@ def test_a_forecast_leaves_out_what_other_clients_do_later() -> None:
         await until(lambda: not workers.waiting)
         for _ in range(12):
             begin(workers, int, lambda *_: None, weight=49e6, client="large")
-        assert workers.foresee(1e6, 0.0, "small") < workers.foresee(1e6, 0.0, "large") / 10
-        assert workers.refuses("m", 3.0, 0.0, 1e6, client="small") is None
-        assert workers.refuses("m", 3.0, 0.0, 1e6, client="large") is not None
+        small, large = (workers.foresee(1e6, 0.0, client) for client in ("small", "large"))
+        assert small < large / 10
+        assert workers.refuses("m", large / 2, 0.0, 1e6, client="small") is None
+        assert workers.refuses("m", large / 2, 0.0, 1e6, client="large") is not None
         go.set()
         workers.close()
 
