@@ -12,7 +12,7 @@ from carpool.frontend.access.guard import Guard
 from conformance.api_clients_venv import said_by
 from frontend.access.key_files import ALICE, api_keys
 from frontend.http.front_end import front_end
-from frontend.picture_models import RED, classifier, detector, picture, segmenter
+from frontend.picture_models import RED, classifier, detector, embedder, picture, segmenter, writer
 
 pytestmark = pytest.mark.conformance
 PROGRAM = """
@@ -39,8 +39,12 @@ found["models"] = [one.model_id for one in client.list_loaded_models().models]
 client.load_model("finder/1"), client.unload_model("finder/1"), client.unload_all_models()
 found["task"] = client.get_model_description("finder/1").task_type
 found["flow"] = client.run_workflow(workspace_name="w", workflow_id="finder", images={"image": path})
+found["vectors"] = client.get_clip_image_embeddings([path, path])
+found["similar"] = client.clip_compare(path, path, prompt_type="image")["similarity"]
+engines = ("doctr", "trocr", "easy_ocr", "pp_ocr")
+found["text"] = [client.ocr_image(path, model=name)["result"] for name in engines]
 try:
-    client.get_clip_image_embeddings(path)
+    client.get_clip_text_embeddings("a cat")
 except HTTPCallErrorError as error:
     found["clip"] = error.api_message
 try:
@@ -55,7 +59,7 @@ def test_every_call_of_the_smallest_set(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(picture(RED, size=(64, 48)))
     guard, settings = Guard(api_key_file=api_keys(tmp_path)), ServerSettings(api=("roboflow",))
-    models = detector(), classifier(), segmenter()
+    models = detector(), classifier(), segmenter(), embedder(), writer()
     with front_end(*models, guard=guard, settings=settings) as served, served.connect() as client:
         said = said_by(PROGRAM, f"http://{served.url}/roboflow", ALICE, photo)
         key = b"X-API-Key: %b\r\n" % ALICE.encode()
@@ -74,5 +78,8 @@ def test_every_call_of_the_smallest_set(tmp_path: Path) -> None:
     assert sorted(said["models"]) == ["cutter/1", "finder/1", "namer/1"]
     assert said["task"] == "object-detection"
     assert said["flow"][0]["predictions"]["predictions"][0]["class"] == "red"
-    assert "is not offered here" in said["clip"]
+    assert "texts have no vectors here" in said["clip"]
+    assert len(said["vectors"]) == 2
+    assert said["similar"] == [pytest.approx(1.0)]
+    assert said["text"] == ["Red and blue…"] * 4
     assert said["nobody"] == 404

@@ -11,7 +11,7 @@ import pytest
 
 from frontend.access.key_files import ALICE
 from frontend.http.mutations import COUNTS, JSON, Recorded, check_mutations
-from frontend.picture_models import RED, classifier, detector, picture
+from frontend.picture_models import RED, classifier, detector, embedder, picture, writer
 
 PHOTO = base64.b64encode(picture(RED)).decode()
 
@@ -30,6 +30,11 @@ RECORDED = [
     post("/infer/object_detection", ASKED | {"image": [IMAGE, IMAGE]}),
     post("/infer/classification", ASKED | {"model_id": "namer/1"}),
     post("/w/workflows/finder", {"api_key": ALICE, "inputs": {"image": IMAGE, "confidence": 0.5}}),
+    post("/clip/embed_image", {"api_key": ALICE, "image": [IMAGE, IMAGE]}),
+    post(
+        "/clip/compare", {"api_key": ALICE, "subject": IMAGE, "prompt": {"a": IMAGE}, "prompt_type": "image"}
+    ),
+    post("/doctr/ocr", {"api_key": ALICE, "image": IMAGE, "generate_bounding_boxes": False}),
     Recorded("POST", f"/roboflow/finder/1?api_key={ALICE}&confidence=0.4", PHOTO.encode(), JSON),
 ]
 
@@ -42,4 +47,5 @@ def is_answer(status: int, document: Any) -> bool:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_mutated_requests_get_answers_of_the_protocol(count: int, tmp_path: Path) -> None:
-    check_mutations("roboflow", RECORDED, is_answer, count, tmp_path, detector(), classifier())
+    models = detector(), classifier(), embedder(), writer()
+    check_mutations("roboflow", RECORDED, is_answer, count, tmp_path, *models)

@@ -169,9 +169,10 @@ def check_mutations(
     *models: FakeModel,
     answers: Mapping[str, Any] | None = None,
 ) -> None:
-    """`is_answer` is given the status and the document of each answer; `answers` are of the engine. Keys are
-    asked for; each recorded request is sent as it is first, and then has to be answered well."""
-    settings = ServerSettings(api=(api,), cache_dir=folder / "cache")
+    """`api` is empty for routes that are always on. `is_answer` is given the status and the document of each
+    answer; `answers` are of the engine. Keys are asked for; each recorded request is sent as it is first, and
+    then has to be answered well."""
+    settings = ServerSettings(api=(api,) if api else (), cache_dir=folder / "cache")
     with front_end(*models, guard=Guard(api_key_file=api_keys(folder)), settings=settings) as served:
         served.door.answers.update(answers or {})
         _check(served, recorded, is_answer, count)

@@ -7,7 +7,7 @@ Pure functions. Numbers that are wrong are errors; fields that ask for nothing t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -50,20 +50,23 @@ class Asked:
 def read_inference(body: bytes | bytearray) -> Asked:
     """Reads what is sent to `/infer/…`."""
     document = load_object(body, "request", tensors=False)
-    given, several = document.get("image"), isinstance(document.get("image"), list)
+    asked = read_images(document.get("image"), "image")
+    wanted = document.get("class_filter")
+    return replace(
+        asked,
+        model_id=_text(document.get("model_id"), "model_id"),
+        options=_options(document),
+        classes=_classes(wanted),
+    )
+
+
+def read_images(given: object, name: str) -> Asked:
+    """Reads one image, or a list of them."""
     listed = given if isinstance(given, list) else [given]
     if not 1 <= len(listed) <= MAX_PICTURES:
-        raise InvalidInput(f"image must be one image, or a list of 1 to {MAX_PICTURES}", field="image")
-    pictures, url = _read_images(listed)
-    wanted = document.get("class_filter")
-    return Asked(
-        _text(document.get("model_id"), "model_id"),
-        pictures,
-        url,
-        several,
-        _options(document),
-        _classes(wanted),
-    )
+        raise InvalidInput(f"{name} must be one image, or a list of 1 to {MAX_PICTURES}", field=name)
+    pictures, url = _read_images(listed, name)
+    return Asked(pictures=pictures, url=url, several=isinstance(given, list))
 
 
 def read_id(body: bytes | bytearray) -> str:
@@ -116,11 +119,11 @@ def _is_image(given: object) -> bool:
     return isinstance(given, dict) and "type" in given and "value" in given
 
 
-def _read_images(listed: list[Any]) -> tuple[list[bytes], str]:
+def _read_images(listed: list[Any], name: str = "image") -> tuple[list[bytes], str]:
     """Returns the images, or the address of the one image."""
     pictures: list[bytes] = []
     for number, one in enumerate(listed):
-        where = f"image[{number}]" if len(listed) > 1 else "image"
+        where = f"{name}[{number}]" if len(listed) > 1 else name
         kind, value = (one.get("type"), one.get("value")) if isinstance(one, dict) else (None, None)
         if not isinstance(value, str) or kind not in ("base64", "url"):
             raise InvalidInput(

@@ -4,6 +4,7 @@ are one model or pipeline of this server."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -104,13 +105,13 @@ def _models(service: HttpService, exchange: Exchange) -> dict[str, Any]:
 # ---- inference ---------------------------------------------------------------------------------------------
 
 
-def start_infer(service: HttpService, _head: HttpHead, variables: Variables) -> Start:
+def start_infer(service: HttpService, head: HttpHead, variables: Variables) -> Start:
     task = ROUTES.get(variables["task"])
     if task is None:
-        raise NotFound(_not_offered(f"/infer/{variables['task']}"))
+        raise NotFound(not_offered(head))
 
     def infer(exchange: Exchange, asked: Asked, at: float) -> None:
-        question = _question(service, asked.model_id, asked, task)
+        question = as_question(service, asked, task)
         tell = partial(_several, asked) if asked.several else partial(told, classes=asked.classes)
         ask(service, exchange, question, at, tell)
 
@@ -121,14 +122,14 @@ def start_old(service: HttpService, head: HttpHead, variables: Variables) -> Sta
     """Answers `/{project}/{version}`, as of version 0 of this protocol."""
     model_id = f"{variables['project']}/{variables['version']}"
     if variables["project"] in _OTHERS:
-        raise NotFound(_not_offered(f"/{model_id}"))
+        raise NotFound(not_offered(head))
 
     def read(body: bytes | bytearray) -> Asked:
         return read_old(body, head.query)
 
     def infer(exchange: Exchange, asked: Asked, at: float) -> None:
         tell = partial(told, classes=asked.classes)
-        ask(service, exchange, _question(service, model_id, asked), at, tell)
+        ask(service, exchange, as_question(service, replace(asked, model_id=model_id)), at, tell)
 
     return with_body(service, read, infer)
 
@@ -137,19 +138,17 @@ def start_workflow(service: HttpService, _head: HttpHead, variables: Variables) 
     """Answers a workflow by the model or pipeline of its name."""
 
     def run(exchange: Exchange, asked: Asked, at: float) -> None:
-        question = _question(service, variables["workflow"], asked)
+        question = as_question(service, replace(asked, model_id=variables["workflow"]))
         ask(service, exchange, question, at, partial(_outputs, asked))
 
     return with_body(service, read_workflow, run)
 
 
-def _question(service: HttpService, model_id: str, asked: Asked, task: str | None = None) -> PictureQuestion:
-    """Describes what is asked. An id is a name and a version, or a name alone, or an alias."""
-    name, _, version = model_id.partition("/")
-    other = aliases(service.settings).get(model_id)
-    if other is not None:
-        name, _, version = other.partition("/")
-    if not name or "/" in version:
+def as_question(service: HttpService, asked: Asked, task: str | None = None) -> PictureQuestion:
+    """Describes what is asked. An id is a name and a version, or a name alone, or an alias; without one, the
+    first model for the task answers."""
+    name, _, version = aliases(service.settings).get(asked.model_id, asked.model_id).partition("/")
+    if not (name or task) or "/" in version:
         raise InvalidInput("model_id must be a model's name and version, like nanodet/1", field="model_id")
     return PictureQuestion(
         pictures=asked.pictures,
@@ -178,12 +177,13 @@ def _outputs(asked: Asked, answer: Answer) -> object:
 
 # ---- what is not offered -----------------------------------------------------------------------------------
 
-_OTHERS = ("clip", "doctr", "sam", "sam2", "sam3", "yolo_world", "gaze", "workflows", "owlv2", "easy_ocr")
+_OTHERS = ("sam", "sam2", "sam3", "yolo_world", "gaze", "workflows", "owlv2")
 
 
 def start_other(_service: HttpService, head: HttpHead, _variables: Mapping[str, str]) -> Start:
-    raise NotFound(_not_offered(head.path.removeprefix("/roboflow")))
+    raise NotFound(not_offered(head))
 
 
-def _not_offered(path: str) -> str:
+def not_offered(head: HttpHead) -> str:
+    path = head.path.removeprefix("/roboflow")
     return f"{path[:80]} is not offered here: docs/apis.md lists the calls of Roboflow's that are"
