@@ -107,6 +107,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
         entry, holds_back = target.lane.entry, target.lane.holds_back
         if holds_back is not None and holds_back():
             return None  # it may be answered without the engine; the gate is asked again where it is not
+        if target.model.patient:
+            return None
         size = exchange.head.content_length or 0
         given = now + asked.budget, now, exchange.sender, size, exchange.payer
         return self.service.pictures.refuses(entry, *given)

@@ -141,6 +141,8 @@ class PictureService:
     ) -> PictureDecoding:
         """Returns what decodes pictures that are here and will be offered now. Raises the rejection of the
         gate, if they came on a route, or else of the threads: as `refuses`."""
+        if pictures.model.patient:
+            return PictureDecoding(self.workers, pictures.weight, deadline, now, client)
         passed = self._passed[entry.key] if pictures.on_route else None
         refusal: CarpoolError | None = None
         if passed is not None:  # it was counted at its head, and the gate looks at how many were

@@ -103,6 +103,8 @@ class PictureModel(PicturePlan):
     """Holds a picture's plan, and what goes to the engine for it. Made once per entry."""
 
     keeps_pixels = False  # of a picture, for what comes after its first step
+    patient = False
+    """Whether its pictures have more time than the SLO of their version, which only the engine can judge."""
     room_behind = 0  # bytes that a slot must have behind a file that goes to the device
 
     def __init__(self, entry: ModelEntry) -> None:
