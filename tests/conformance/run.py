@@ -44,6 +44,7 @@ from conformance import (
     perf_analyzer,
     ray_venv,
     s3_servers,
+    sahi_venv,
     tool_sources,
     trocr_models,
 )
@@ -132,8 +133,8 @@ def _long_tests(*, fetch: bool) -> int:
     without_sources = ""
     if fetch:
         _TELL.print(
-            "Clients of other tools, MLflow, Ray, transformers, balancers, kubectl, promtool, S3 servers: "
-            "looking for them, or fetching them …"
+            "Clients of other tools, sahi, MLflow, Ray, transformers, balancers, kubectl, promtool, "
+            "S3 servers: looking for them, or fetching them …"
         )
         given[api_clients_venv.VARIABLE] = str(api_clients_venv.install())
         try:
@@ -145,6 +146,7 @@ def _long_tests(*, fetch: bool) -> int:
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
         given[ray_venv.VARIABLE] = str(ray_venv.install())
+        given[sahi_venv.VARIABLE] = str(sahi_venv.install())
         given[s3_servers.VARIABLE] = str(s3_servers.install())
         given[trocr_models.VARIABLE] = str(trocr_models.install())
     else:

@@ -98,6 +98,13 @@ _TORCHSERVE = Routes(
     ),
     paths="page:paths",
 )
+_TILES = Routes(
+    table=(
+        HttpRoute("POST", "/detect", "progress_routes:start_detect", events=True),
+        HttpRoute("POST", "/segment", "progress_routes:start_segment", events=True),
+        HttpRoute("POST", "/pose", "progress_routes:start_pose", events=True),
+    )
+)
 # ---- protocols of other tools, which are off unless the server's setting `api` names them ----
 _ROBOFLOW = Routes(
     table=(
@@ -211,6 +218,7 @@ _PIPELINE = "{key} does not go with a pipeline:"
 _COMPARED = (
     "decoupled: a rollout compares the one response to a request; leave it and a registry's candidate out"
 )
+_IN_TILES = "tiles do not go with"
 _SEQUENCES = "sequences do not go with"
 _PART_OF_A_SEQUENCE = f"{_SEQUENCES} a registry's candidate, which gets some requests of a sequence"
 
@@ -454,6 +462,24 @@ carpool_pipeline_device_pictures_total  counter   some          crops:crops     
 """,  # noqa: E501
         front="front:front",
         engine="engine:engine",
+    ),
+    Extension(  # inside of caches and rollouts: they see one request
+        name="tiles",
+        owns=("tiles",),
+        settings="settings:PART",
+        picture_options=("tile",),
+        pictures="page:PICTURES",
+        meets={
+            "pipelines": f"{_IN_TILES} a pipeline: ask for them of a model that is one step",
+            "rollout": f"{_IN_TILES} a rollout, which compares versions on whole images",
+            "registry.candidate": f"{_IN_TILES} a registry's candidate, which is compared on whole images",
+            "sequences": f"{_IN_TILES} sequences",
+            "streams": f"{_IN_TILES} a model that may give several responses",
+            "text": f"{_IN_TILES} a model that writes",
+        },
+        front="front:front",
+        engine="engine:engine",
+        routes=(_TILES,),
     ),
     Extension(
         name="sequences",
