@@ -12,7 +12,7 @@ import pytest
 
 from carpool.config.usable_cores import threads_for
 from carpool.errors import CarpoolError
-from carpool.frontend.pictures.workers import Workers
+from carpool.frontend.pictures.workers import PictureDecoding, Workers
 from frontend.picture_models import begin
 from waiting import PATIENCE_S
 from waiting import until_in_loop as until
@@ -274,6 +274,49 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_begun(monkeypatch: pytes
         monkeypatch.setattr(threading.Thread, "start", real)
         begin(workers, lambda: 2, lambda result, _: seen.append(result))
         await until(lambda: seen == [2])
+        workers.close()
+
+    asyncio.run(main())
+
+
+class CountedSlot:
+    view = memoryview(bytearray(4))
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_slot_of_dropped_decoding_is_given_back_unless_a_thread_writes_to_it(begun: bool) -> None:
+    async def main() -> None:
+        workers, go, started = Workers(1), threading.Event(), threading.Event()
+        ended: list[object] = []
+        if not begun:
+            begin(workers, lambda: go.wait(PATIENCE_S), lambda *_: None)
+            await until(lambda: not workers.waiting)
+
+        def decode(_memory: memoryview) -> float:
+            started.set()
+            go.wait(PATIENCE_S)
+            return 0.1
+
+        slot = CountedSlot()
+        decoding = PictureDecoding(workers, 1.0, float("inf"), time.monotonic(), "client")
+        decoding.drop()  # before it was begun there is nothing to drop
+        decoding.begin(slot, decode, lambda *_: ended.append(decoding))  # type: ignore[arg-type]
+        if begun:
+            await until(started.is_set)
+        decoding.drop()
+        decoding.drop()
+        assert slot.released == (not begun)
+        go.set()
+        if begun:
+            await until(lambda: ended == [decoding])
+        assert slot.released == (not begun)
+        assert started.is_set() == begun
         workers.close()
 
     asyncio.run(main())

@@ -3,7 +3,7 @@
 Work waits by client, and each client's in its order. Start-time fair queueing: each client has had some
 seconds of work, counted from where the least served stood when it came. The client that had least goes first.
 Clients that are about even are one queue, in which the most urgent goes first: those who ask for little keep
-the order of their deadlines.
+the order of their deadlines. A client that has had its part of the time rests (`Accounts.rest_s`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
+
+from carpool.core.job import INFINITY
 
 T = TypeVar("T")
 
@@ -31,10 +33,15 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """`alive` says of an item whether it is still wanted: the others are passed over."""
+    """`alive` says of an item whether it is still wanted: the others are passed over. `rest_s` says for how
+    many seconds a client is to rest at a time: until then, others go first."""
 
-    def __init__(self, alive: Callable[[T], object]) -> None:
+    def __init__(
+        self, alive: Callable[[T], object], rest_s: Callable[[str, float], float] | None = None
+    ) -> None:
         self._alive = alive
+        self._rest_s = rest_s
+        self.rests_s = INFINITY  # seconds until the first client has rested, of those that `pop` passed over
         self._lines: dict[str, _Line[T]] = {}
         self._number = 0
         self._floor = 0.0  # where a client begins that comes anew
@@ -47,9 +54,10 @@ class FairQueue(Generic[T]):
         line.weight += weight
         heappush(line.heap, (urgency, self._number, item, weight))
 
-    def pop(self, may: Callable[[T], bool] | None = None) -> tuple[str, T] | None:
+    def pop(self, may: Callable[[T], bool] | None = None, now: float = 0.0) -> tuple[str, T] | None:
         """Returns the next item that is wanted and `may` begin now, and whose it is. Call `ended` for it
         later."""
+        self.rests_s = INFINITY
         first: list[tuple[float, float, int, str]] = []  # of each client: how much it had, and how urgent
         for client in list(self._lines):
             line = self._lines[client]
@@ -59,7 +67,9 @@ class FairQueue(Generic[T]):
             if not heap:
                 if not line.running and line.served <= self._floor:
                     del self._lines[client]
-            elif may is None or may(heap[0][2]):
+            elif (may is None or may(heap[0][2])) and (
+                self._rest_s is None or self._has_rested(self._rest_s(client, now))
+            ):
                 first.append((line.served, heap[0][0], heap[0][1], client))
         if not first:
             return None
@@ -72,6 +82,11 @@ class FairQueue(Generic[T]):
         _, _, item, weight = heappop(line.heap)
         line.weight -= weight
         return chosen, item
+
+    def _has_rested(self, rest_s: float) -> bool:
+        if rest_s > 0.0:
+            self.rests_s = min(self.rests_s, rest_s)
+        return rest_s <= 0.0
 
     def left(self, client: str, weight: float) -> None:
         """Notes that so much of what waited is not wanted any more."""

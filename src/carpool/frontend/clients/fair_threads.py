@@ -11,6 +11,7 @@ from time import monotonic
 from traceback import clear_frames
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from carpool.core.job import INFINITY
 from carpool.errors import Cancelled
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_queue import FairQueue
@@ -85,7 +86,9 @@ class FairThreads:
         self._free = most
         self._each = each
         self._clock = clock
-        self._queue: FairQueue[ThreadWork[Any]] = FairQueue(lambda work: not work.done.done())
+        self._queue: FairQueue[ThreadWork[Any]] = FairQueue(
+            lambda work: not work.done.done(), accounts.rest_s
+        )
         self._next: asyncio.Handle | None = None  # look for what may begin: one, however much waits
 
     def submit(self, client: str, run: Callable[[], None], since: float = 0.0) -> asyncio.Future[None]:
@@ -105,29 +108,24 @@ class FairThreads:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        loop, now, resting = asyncio.get_running_loop(), monotonic(), [_LONGEST_REST_S]
+        loop, now, queue = asyncio.get_running_loop(), monotonic(), self._queue
 
         def may(work: ThreadWork[Any]) -> bool:
-            if self._queue.running(work.client) >= self._each:
-                return False
-            rest_s = self._accounts.rest_s(work.client, now)
-            if rest_s > 0.0:
-                resting.append(rest_s)
-            return rest_s <= 0.0
+            return queue.running(work.client) < self._each
 
-        while self._free and (found := self._queue.pop(may)) is not None:
+        while self._free and (found := queue.pop(may, now)) is not None:
             client, work = found
             try:
                 running = loop.run_in_executor(self._pool, work.run)
             except RuntimeError:  # the threads have ended
-                self._queue.ended(client, 0.0)
+                queue.ended(client, 0.0)
                 work.done.cancel()
                 continue
             self._free -= 1
             work.begun = True
             running.add_done_callback(partial(self._ended, work))
-        if self._free and len(resting) > 1:
-            self._next = loop.call_later(min(resting), self._go_on)
+        if self._free and queue.rests_s < INFINITY:
+            self._next = loop.call_later(min(queue.rests_s, _LONGEST_REST_S), self._go_on)
 
     def _ended(self, work: ThreadWork[Any], running: asyncio.Future[Any]) -> None:
         self._free += 1

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from time import monotonic
 from typing import Final, Protocol, TypeAlias
 
+from carpool.core.job import INFINITY
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_queue import FairQueue
 
@@ -114,7 +115,7 @@ class StreamTurns:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._queue: FairQueue[OpenStream] = FairQueue(lambda one: not one.over)
+        self._queue: FairQueue[OpenStream] = FairQueue(lambda one: not one.over, accounts.rest_s)
         self._next_turn: asyncio.Handle | None = None
 
     def push(self, stream: OpenStream) -> None:
@@ -129,25 +130,18 @@ class StreamTurns:
 
     def _next(self) -> None:
         self._next_turn = None
-        accounts, now, rests = self._accounts, monotonic(), [_LONGEST_REST_S]
+        accounts, queue, now = self._accounts, self._queue, monotonic()
         ends = now + _STREAM_TURN_S
-
-        def may(one: OpenStream) -> bool:
-            rest_s = accounts.rest_s(one.client, now)
-            if rest_s > 0.0:
-                rests.append(rest_s)
-            return rest_s <= 0.0
-
         while True:
-            found = self._queue.pop(may)
+            found = queue.pop(None, now)
             if found is None:
-                if len(rests) > 1:
-                    self._schedule(min(rests))
+                if queue.rests_s < INFINITY:
+                    self._schedule(min(queue.rests_s, _LONGEST_REST_S))
                 return
             client, stream = found
             began, mistaken = now, stream.go_on(now)
             now = monotonic()
-            self._queue.ended(client, now - began)
+            queue.ended(client, now - began)
             if mistaken:
                 accounts.spend(accounts.account(client, now), now - began, now)
             if now >= ends:
