@@ -152,6 +152,19 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert ran(found, np.zeros((1, 3, SIDE, SIDE), np.float32)).shape == (1, CLASSES)
 
 
+def test_an_output_whose_first_dimension_is_open(tmp_path: Path) -> None:
+    """As exporters leave it where they lose track of shapes; one that is no batch is refused by the proof."""
+    model = onnx.load(str(attention(tmp_path / "m.onnx")))
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    onnx.save(model, str(tmp_path / "open.onnx"))
+    found = examined(tmp_path / "open.onnx")
+    assert (found.config.max_batch, found.config.unbatched) == (32, "")
+    assert ran(found, np.zeros((3, 3, SIDE, SIDE), np.float32)).shape == (3, CLASSES)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    with pytest.raises(NoBatch, match='its input "images" does not begin with 1'):
+        with_any_batch(model.SerializeToString(), 1)
+
+
 def test_weights_in_files_of_their_own(tmp_path: Path) -> None:
     model = onnx.load(str(attention(tmp_path / "m.onnx")))
     onnx.save(model, str(tmp_path / "w.onnx"), save_as_external_data=True, size_threshold=100)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models
@@ -33,6 +35,12 @@ VIT = {"architectures": ["ViTForImageClassification"], "id2label": {str(n): f"c{
 PREPARED: dict[str, Any] = {"size": {"height": 64, "width": 64}, "do_normalize": True}
 PREPARED |= {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "image_processor_type": "ViTImageProcessor"}
 WHOLE = Geometry(128, 96, 64, 64, 0.5, 64 / 96)  # a picture of 128×96, stretched over an input of 64×64
+
+
+@pytest.fixture(autouse=True)
+def _same_noise() -> None:
+    """Each test draws the same numbers, whichever ran before it in its process."""
+    RANDOM.bit_generator.state = np.random.default_rng(11).bit_generator.state
 
 
 def said(file: Path, **choice: Any) -> Described:
@@ -191,6 +199,37 @@ def test_rfdetr(columns: int, names: int, unused: int | None, tmp_path: Path) ->
     assert (found.task, found.assumed) == ("detect", ())
     assert (found.image.resize, found.image.kernel, found.image.mean) == ("stretch", "bilinear", IMAGENET)
     same(detections(found, outputs), sigmoids(outputs["dets"], outputs["labels"], unused))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_queries_whose_batch_the_file_leaves_open(rows: int, tmp_path: Path) -> None:
+    """The input begins with 1, and its outputs have no number, as torch.onnx.export writes D-FINE. Two are no
+    batch of it."""
+    said = {"architectures": ["DFineForObjectDetection"], "id2label": {str(n): f"c{n}" for n in range(5)}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    boxes, logits = RANDOM.uniform(0.2, 0.6, (40, 4)), RANDOM.normal(-1, 2, (40, 5))
+    outputs = {"logits": logits, "pred_boxes": boxes}
+    file = head(tmp_path, outputs)
+    model = onnx.load(str(file))
+    for one in model.graph.output:
+        one.type.tensor_type.shape.dim[0].dim_param = "n"
+    for weight in model.graph.initializer:
+        values = numpy_helper.to_array(weight)
+        if rows == 2 and values.ndim == 3:
+            weight.CopyFrom(numpy_helper.from_array(np.repeat(values, 2, axis=0), weight.name))
+    onnx.save(model, str(file))
+    if rows == 2:
+        assert "do not match" in said_of(file)
+        return
+    found = vision(file)
+    assert (found.task, [one.shape for one in found.outputs]) == ("detect", [(40, 4), (40, 5)])
+    same(detections(found, outputs), sigmoids(boxes, logits, None))
+
+
+def said_of(file: Path) -> str:
+    found = said(file)
+    assert found.vision is None
+    return found.ask
 
 
 def test_coco_labels_of_91_columns_are_at_their_numbers(tmp_path: Path) -> None:

@@ -132,10 +132,11 @@ def _relabelled(view: memoryview, batch: int, kind: str) -> bytes:
 
     def shape(part: memoryview) -> bytes:
         dims = [one for one in _fields(part) if one.number == 1]
-        if not dims or _number(part[dims[0].value : dims[0].end], 1) != batch:
+        first = dims and _number(part[dims[0].value : dims[0].end], 1)
+        if not dims or (first != batch and not (first is None and kind == "output")):
             raise NoBatch(f'its {kind} "{name}" does not begin with {batch}')
-        first = _delimited(1, _delimited(2, _BATCH))
-        return bytes(part[: dims[0].start]) + first + bytes(part[dims[0].end :])
+        named = _delimited(1, _delimited(2, _BATCH))
+        return bytes(part[: dims[0].start]) + named + bytes(part[dims[0].end :])
 
     made = _replaced(view, 2, lambda part: _replaced(part, 1, tensor))
     if made == bytes(view):

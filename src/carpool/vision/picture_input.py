@@ -95,11 +95,14 @@ def _like_a_picture(spec: TensorSpec, signature: Signature) -> bool:
 
 
 def outputs_of(signature: Signature, picture: Picture) -> tuple[TensorSpec, ...]:
-    """Returns the outputs for one picture: without the leading dimension, where the input has one too."""
+    """Returns the outputs for one picture: without the leading dimension, where the input has one too. Maps
+    and tables whose first dimension the file leaves open begin with the input's 1 as well."""
     if picture.leading is None:
         return signature.outputs
+    open_ = all(len(spec.shape) > 2 and spec.shape[0] in (1, DYNAMIC) for spec in signature.outputs)
+    firsts = (1, DYNAMIC) if picture.leading == 1 and open_ else (picture.leading,)
     return tuple(
-        replace(spec, shape=spec.shape[1:]) if spec.shape[:1] == (picture.leading,) else spec
+        replace(spec, shape=spec.shape[1:]) if spec.shape and spec.shape[0] in firsts else spec
         for spec in signature.outputs
     )
 

@@ -43,6 +43,8 @@ def tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple
             found = f'its output "{name}" is {list(array.shape)} for a batch of {images}'
             return ModelFacts(trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
     whole = not images and picture.leading == DYNAMIC and not _grows(run)
+    if picture.leading == 1:
+        whole = any(answered[name].shape[:1] != (1,) for name in _taken_for_one(signature, picture, answered))
     samples = _samples(signature, picture, answered, whole)
     loud: dict[str, Array] = {}
     if picture.spec.datatype.dtype.kind == "f" and any(map(_like_fractions, samples.values())):
@@ -51,6 +53,13 @@ def tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple
         )
         loud = _samples(signature, picture, again, whole)
     return ModelFacts(samples=samples, loud=loud, whole=whole)
+
+
+def _taken_for_one(signature: Signature, picture: Picture, answered: Mapping[str, Array]) -> list[str]:
+    """Returns the outputs whose first dimension is open, and is taken for that of a batch of one."""
+    pairs = zip(signature.outputs, outputs_of(signature, picture), strict=True)
+    opened = [spec.name for spec, one in pairs if spec.shape[:1] == (DYNAMIC,) and one.shape != spec.shape]
+    return [name for name in opened if name in answered]
 
 
 def _like_fractions(array: Array) -> bool:

@@ -25,7 +25,7 @@ from carpool.config.onnx_batches import NoBatch, with_any_batch
 from carpool.config.server import usual_folder
 from carpool.types import Array, Datatype
 
-_RULE = 3  # of rewriting: what an earlier one made or refused does not count
+_RULE = 4  # of rewriting: what an earlier one made or refused does not count
 _ROWS = 3  # different inputs in one batch; one more where the file has just as many
 _LARGEST = 1 << 30
 _MOST_KEPT = 16  # beside those that were used within a day: another server may be about to open them
