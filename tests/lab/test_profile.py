@@ -9,6 +9,7 @@ import pytest
 
 from carpool.config.model import ModelConfig
 from carpool.engine.profile import measuring
+from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.measuring import Measuring, Point
 from carpool.errors import ConfigError, InvalidInput
 from carpool.lab import batch_profile as lab
@@ -20,7 +21,7 @@ from engine.timed import Clock, Timed
 
 @pytest.fixture(name="timed")
 def a_timed_model(monkeypatch: pytest.MonkeyPatch) -> Timed:
-    """4 ms and 1 ms an image, on a clock of its own."""
+    """4 ms and 1 ms an image, on a clock of its own and a machine of which others take nothing."""
     clock = Clock()
     backend = Timed(clock, lambda images, _: 0.004 + 0.001 * images)
 
@@ -30,6 +31,7 @@ def a_timed_model(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
     monkeypatch.setattr("carpool.backends.load", load)
     monkeypatch.setattr(lab, "Measuring", lambda *args: Measuring(*args, now=clock))
+    monkeypatch.setattr(lab, "CpuWatch", lambda: CpuWatch(Path("/nonexistent")))
     return backend
 
 
