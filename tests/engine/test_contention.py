@@ -104,6 +104,28 @@ def test_only_the_cores_that_we_may_use_count(tmp_path: Path, monkeypatch: pytes
     assert (taken.steal, taken.others, taken.waited) == pytest.approx((0.1, 0.5, 0.3))
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_processes_below_ours_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
+    monkeypatch.setattr(hardware, "_TICK", 100)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
+    ours = os.getpid()
+    family = {ours: (1, "4101"), 4101: (ours, "4102 4103"), 4102: (4101, ""), 4103: (4101, ""), 9: (1, "")}
+
+    def look(each: int) -> None:
+        machine(tmp_path, 2 * 5 * each, 0, 0, 0, "0 0 0")
+        for pid, (parent, children) in family.items():
+            (tmp_path / f"{pid}/task/{pid}").mkdir(parents=True, exist_ok=True)
+            fields = " ".join(["S", str(parent), *["0"] * 9, str(each), *["0"] * 12])
+            (tmp_path / f"{pid}/stat").write_text(f"{pid} (a) {fields}")
+            if listed:
+                (tmp_path / f"{pid}/task/{pid}/children").write_text(children)
+
+    look(0)
+    watched = CpuWatch(tmp_path)
+    look(100)
+    assert watched.read().others == pytest.approx(0.6)  # four of ten shares are of ours
+
+
 def test_a_machine_that_says_nothing_took_nothing(tmp_path: Path) -> None:
     assert CpuWatch(tmp_path / "nothing").read() == CpuTaken()
     (tmp_path / "stat").write_text("cpu  x y\n")

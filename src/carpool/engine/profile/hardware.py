@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -138,13 +140,31 @@ def process_age(proc: Path = Path("/proc")) -> float:
 
 def _tree(proc: Path, root: int) -> list[int]:
     """Returns this process and all below it."""
-    children: dict[int, list[int]] = {}
-    for entry in proc.iterdir():
-        if entry.name.isdigit() and (fields := _process_fields(entry)):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    children_of: Callable[[int], list[int]]
+    if (proc / f"{root}/task/{root}/children").exists():
+        children_of = partial(_children, proc)
+    else:  # some kernels do not list them; to look at all processes takes longer the more there are
+        children_of = _children_by_parent(proc).__getitem__
     found = [root]
     for pid in found:
-        found += children.get(pid, [])
+        found += children_of(pid)
+    return found
+
+
+def _children(proc: Path, pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in (proc / f"{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text("ascii").split())
+    return found
+
+
+def _children_by_parent(proc: Path) -> defaultdict[int, list[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in proc.iterdir():
+        if entry.name.isdigit() and (fields := _process_fields(entry)):
+            found[int(fields[1])].append(int(entry.name))
     return found
 
 
