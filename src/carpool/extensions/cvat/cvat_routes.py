@@ -13,7 +13,7 @@ from carpool.frontend.http.exchange import Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, with_body
 from carpool.frontend.http.small_routes import per_request
-from carpool.frontend.http.task_models import usable
+from carpool.frontend.http.task_models import usable, usable_tasks
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.catalog import ModelEntry
 from carpool.wire.head import load_object
@@ -85,7 +85,7 @@ def start_invocation(service: HttpService, head: HttpHead, _variables: Variables
         raise InvalidInput("the field x-nuclio-function-name is missing", field="x-nuclio-function-name")
 
     def invoke(exchange: Exchange, asked: Asked, at: float) -> None:
-        if name not in {entry.name for entry, _ in usable(service.engine.catalog, exchange.who)}:
+        if name not in usable_tasks(service.engine.catalog, exchange.who):
             raise _unknown(name)
         question = PictureQuestion(
             pictures=[asked.picture],

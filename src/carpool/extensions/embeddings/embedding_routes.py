@@ -14,7 +14,7 @@ from carpool.frontend.http.exchange import Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, results_of, with_body
 from carpool.frontend.http.small_routes import per_request
-from carpool.frontend.http.task_models import usable
+from carpool.frontend.http.task_models import usable_tasks
 
 _STARTED = int(time.time())
 
@@ -36,22 +36,18 @@ def _told(asked: Asked, answer: Answer) -> object:
 
 
 def _list(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    data = [chat_format.model_document(name, _STARTED) for name in _names(service, exchange)]
+    data = [
+        chat_format.model_document(name, _STARTED)
+        for name in usable_tasks(service.engine.catalog, exchange.who)
+    ]
     answer_document(exchange, {"object": "list", "data": data})
 
 
 def _one(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables["model"]
-    if name not in _names(service, exchange):
+    if name not in usable_tasks(service.engine.catalog, exchange.who):
         raise NotFound(f"model '{name[:80]}' does not exist, or takes no images")
     answer_document(exchange, chat_format.model_document(name, _STARTED))
-
-
-def _names(service: HttpService, exchange: Exchange) -> list[str]:
-    who, catalog = exchange.who, service.engine.catalog
-    found = [entry.name for entry, _ in usable(catalog, who)]
-    later = [name for name in catalog.server.on_demand if name not in found]
-    return found + [name for name in later if who is None or who.may_use(name)]
 
 
 start_list, start_one = per_request(_list), per_request(_one)

@@ -23,7 +23,7 @@ from carpool.frontend.http.picture_question import (
     with_body,
 )
 from carpool.frontend.http.small_routes import per_request
-from carpool.frontend.http.task_models import usable
+from carpool.frontend.http.task_models import usable, usable_tasks
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.wire.head import load_object
 
@@ -166,14 +166,10 @@ def _read(body: bytes | bytearray) -> Predict:
 def _chosen(service: HttpService, exchange: Exchange, asked: Predict, model: str) -> tuple[Control, str, str]:
     """Returns the first tag that a model answers, with the task and the model: the one in the path, or the
     first."""
-    found = [
-        (entry.name, task)
-        for entry, task in usable(service.engine.catalog, exchange.who)
-        if model in ("", entry.name)
-    ]
+    found = usable_tasks(service.engine.catalog, exchange.who)
     for control in asked.controls:
-        for name, task in found:
-            if task in TASKS[control.tag]:
+        for name, task in found.items():
+            if model in ("", name) and task in TASKS[control.tag]:
                 return control, task, name
     tags = ", ".join(control.tag for control in asked.controls)
     what = f"model '{model[:80]}' does not answer" if model else "no model answers"

@@ -16,7 +16,7 @@ from carpool.frontend.http.exchange import Collect, Exchange, HttpHead, Start
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.picture_question import Answer, PictureQuestion, ask, with_body
 from carpool.frontend.http.read_aside import read_aside
-from carpool.frontend.http.task_models import usable
+from carpool.frontend.http.task_models import usable_tasks
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.vision.heads import sniff
 
@@ -55,9 +55,11 @@ def _answer(service: HttpService, exchange: Exchange, message: Message, at: floa
 
 def _tools(service: HttpService, exchange: Exchange) -> list[ServedTool]:
     found: dict[str, dict[str, Any]] = {}
-    for entry, task in usable(service.engine.catalog, exchange.who):
-        if task != "raw":
-            found.setdefault(task, {})[entry.name] = labels_of(entry)
+    catalog = service.engine.catalog
+    for name, task in usable_tasks(catalog, exchange.who).items():
+        if task not in ("", "raw"):
+            entry = catalog.newest.get(name)  # none: it is loaded for its first request
+            found.setdefault(task, {})[name] = () if entry is None else labels_of(entry)
     return [ServedTool(task, models) for task, models in found.items()]
 
 

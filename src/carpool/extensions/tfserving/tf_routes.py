@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 from typing import Any
 
+from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.extensions.tfserving import tf_format
 from carpool.extensions.tfserving.tf_format import Asked, read_request
 from carpool.frontend.access.guard import check_model
+from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import served_versions, task_of
 from carpool.frontend.http.exchange import Exchange, HttpHead, Start, hand_over
 from carpool.frontend.http.http_service import HttpService, Variables, answer_document
@@ -62,16 +66,47 @@ def start_call(service: HttpService, _head: HttpHead, variables: Variables) -> S
     name, version = (variables["name"], what) if named == "version" else (what, "")
 
     def predict(exchange: Exchange, asked: Asked, at: float) -> None:
-        entry = _entry(service, exchange, name, version)
-        if asked.images and task_of(entry) is not None:
-            question = PictureQuestion(pictures=asked.images, several=True, model=name, version=version)
-            ask(service, exchange, question, at, _predictions)
-            return
-        if asked.images:
-            raise InvalidInput(f"model '{name[:80]}' takes tensors, not images", field="instances")
-        _infer(service, exchange, (name, version), asked, tf_format.tensors_of(asked, entry.signature), at)
+        try:
+            _predict(service, exchange, (name, version), asked, at)
+        except NotLoaded:
+            waiting = service.later(_predict_when_loaded(service, exchange, (name, version), asked))
+            exchange.on_disconnect = lambda: _cancel(waiting)
 
     return with_body(service, read_request, predict)
+
+
+def _predict(
+    service: HttpService, exchange: Exchange, model: tuple[str, str], asked: Asked, at: float
+) -> None:
+    name, version = model
+    entry = _entry(service, exchange, name, version)
+    if asked.images and task_of(entry) is not None:
+        question = PictureQuestion(pictures=asked.images, several=True, model=name, version=version)
+        ask(service, exchange, question, at, _predictions)
+        return
+    if asked.images:
+        raise InvalidInput(f"model '{name[:80]}' takes tensors, not images", field="instances")
+    _infer(service, exchange, model, asked, tf_format.tensors_of(asked, entry.signature), at)
+
+
+async def _predict_when_loaded(
+    service: HttpService, exchange: Exchange, model: tuple[str, str], asked: Asked
+) -> None:
+    """Goes on when the model is loaded, because only then its task and its tensors are known."""
+    try:
+        await service.demands.loaded(model[0], INFINITY, sum(map(len, asked.images)))
+        exchange.on_disconnect = None
+        if exchange.pending:
+            _predict(service, exchange, model, asked, monotonic())
+    except CarpoolError as error:
+        service.fair.tell(exchange, error)
+    except Exception:
+        service.log.exception("request-failed", path=exchange.head.path)
+        service.fair.tell(exchange, CarpoolError("the server failed on this request"))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
 
 
 def _predictions(answer: Answer) -> object:

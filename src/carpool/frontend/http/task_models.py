@@ -56,6 +56,14 @@ def usable(catalog: Catalog, who: Principal | None) -> list[tuple[ModelEntry, st
     return [(entry, task) for entry, task in found if who is None or who.may_use(entry.name)]
 
 
+def usable_tasks(catalog: Catalog, who: Principal | None) -> dict[str, str]:
+    """Returns the tasks of those models by their names, with those that are loaded when they are asked for;
+    the task of such a model may be unknown, and is empty then."""
+    found = {entry.name: task for entry, task in usable(catalog, who)}
+    later = {name: task for name, task in catalog.server.on_demand.items() if name not in catalog.newest}
+    return found | {name: task for name, task in later.items() if who is None or who.may_use(name)}
+
+
 def in_order(catalog: Catalog) -> Iterable[ModelEntry]:
     """Returns the newest version of each model, in the order in which they were configured."""
     names_in_order = dict.fromkeys(line.name for line in catalog.index)
