@@ -16,9 +16,9 @@ from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
 from carpool.engine.fleet.fleet import Publisher
-from carpool.engine.loading import loading as loading_module
-from carpool.engine.loading.loading import execution_timeout
+from carpool.engine.models import batch_runtime
 from carpool.engine.models import runtime as runtime_module
+from carpool.engine.models.batch_runtime import execution_timeout
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
 from engine.scripted import run
@@ -68,7 +68,7 @@ def test_a_replacement_that_cannot_be_started_is_tried_again(
 def test_a_model_with_a_promise_that_hangs_is_replaced_without_being_told_when(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading_module, "_SHORTEST_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(batch_runtime, "_SHORTEST_TIMEOUT_S", 3.0)
     code = "import time\ndef predict(x):\n    if x[0, 0] == 13: time.sleep(600)\n    return x"
     repositories.python(tmp_path, code, head="slo_ms = 60000", max_batch=1)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from absent import needs
 from carpool.config.model import ModelConfig, PytorchSettings, values_on_device
 from carpool.config.repository import read_model
 from carpool.config.toml import toml_config
@@ -113,6 +114,7 @@ def test_bytes_are_made_values_on_the_device_where_both_are_declared(
     assert not values_on_device(read(f'backend = "onnxruntime"\n{tensor}{image}'))
 
 
+@needs("text")
 def test_a_model_that_writes_is_not_compiled() -> None:
     with pytest.raises(ConfigError, match=r"compile.* does not go with \[generate\]"):
         read("[generate]\n[pytorch]\ncompile = true\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf, isinf
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from carpool import backends
@@ -29,7 +29,6 @@ from carpool.config.repository import ModelVersion
 from carpool.config.rules import singly
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch, sizes
-from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
 from carpool.engine.loading.batch_proof import (
     RULE,
@@ -65,15 +64,16 @@ from carpool.engine.profile.measuring import (
     Watches,
 )
 from carpool.engine.profile.model_profile import (
+    STILL_TRUE,
+    SURELY_FALSE,
     BatchProof,
-    Key,
+    KeptProfile,
     Profile,
     ProfileStore,
     best_piece,
     choices,
+    judged,
     keepable,
-    key_text,
-    profile_key,
 )
 from carpool.engine.profile.run_memory import (
     MUCH_MEMORY,
@@ -147,8 +147,6 @@ class _NoBatches(Exception):
 
 
 _CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
-_SURELY_FALSE = 10.0  # no replica on the same hardware can have measured what is off by this factor
-_STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
 ReportStep = Callable[[str], None]
 Opened = tuple[list[Backend], Profile, BatchCurve]
@@ -202,6 +200,26 @@ class KnownModel:
     finish: Finish | None = None
     told: Mapping[str, str] = field(default_factory=dict)  # what it was recognised as, by parameter
     insists: bool = False  # its settings ask for batches
+
+    @property
+    def largest(self) -> int:
+        """Returns its largest batch."""
+        return max(1, self.signature.max_batch)
+
+    @property
+    def slo(self) -> float:
+        """Returns the seconds that it promises; infinity without a promise."""
+        policy = self.config.policy
+        return policy.slo if isinstance(policy, Promise) else inf
+
+    @property
+    def encoded(self) -> bool:
+        """Returns whether its device decodes the pictures."""
+        return self.vision is not None and self.vision.encoded
+
+    def as_pictures(self) -> Signature:
+        """Returns the signature as requests with pictures have it."""
+        return as_pictures(self.signature, self.vision)
 
 
 class Opener:
@@ -281,6 +299,15 @@ def settled(found: Examined, given: KnownModel, opener: Opener, *, behind: bool)
     return KnownModel(config, signature, labels, vision, finish, told, insists)
 
 
+class Bench(NamedTuple):
+    """Describes how times are taken: by which clock, while which turn is held, and with what watches the
+    other users of the cores."""
+
+    now: Callable[[], float]
+    turn: AbstractContextManager[object]
+    watch: Callable[[], Watches]
+
+
 class Loading:
     """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
 
@@ -305,16 +332,13 @@ class Loading:
             config, signature or Signature(config.name, (), ()), insists=(config.max_batch or 0) > 1
         )
         self._opener = Opener(version, caller)
-        self._profiles = profiles
-        self._now = now
-        self._turn = nullcontext() if turn is None else turn
-        self._watch = watch
+        self._kept = KeptProfile(profiles)
+        self._bench = Bench(now, nullcontext() if turn is None else turn, watch)
         self._may_compile_behind = behind
         self._examined: Examined | None = None  # what its file says
         self.settled: KnownModel | None = None  # with nothing left open, before anything was measured
         self._proof = BatchProof()
         self.compiled: Compiled | None = None  # what an earlier compilation left
-        self._kept_as: Key | None = None
 
     @property
     def threads(self) -> int | None:
@@ -344,8 +368,7 @@ class Loading:
             self._settle()
         if self._model.config.fake is not None:
             return self._ready(*self._fake(tell))
-        key = self._kept_as = self._key()
-        kept = None if key is None or self._profiles is None else self._profiles.read(key)
+        kept = self._kept.read(self._model.config, self._opener.version)
         self.compiled = self._find_compiled()
         if kept is None and self.compiled is not None:
             kept = self.compiled.profile
@@ -374,8 +397,8 @@ class Loading:
         """Finds out, with the first instance, whether its requests may share a batch. Raises _NoBatches
         where they may not, or where it has to be opened again."""
         if self._unproven(opened):
-            with self._turn:
-                proof = prove(opened[0], self._as_pictures(), on_device=bool(self._opener.gpus))
+            with self._bench.turn:
+                proof = prove(opened[0], self._model.as_pictures(), on_device=bool(self._opener.gpus))
             self._conclude(opened, proof)
 
     def _unproven(self, opened: Sequence[Backend]) -> bool:
@@ -420,22 +443,20 @@ class Loading:
 
     def keep(self, profile: Profile) -> None:
         """Keeps a profile for the next start."""
-        if self._kept_as is not None and self._profiles is not None and profile.points:
-            self._profiles.write(self._kept_as, profile)
+        self._kept.write(profile)
 
     @property
     def kept_as(self) -> str:
         """The key of its profile; empty: it is not kept."""
-        return "" if self._kept_as is None else key_text(self._kept_as)
+        return self._kept.name
 
     def _find_compiled(self) -> Compiled | None:
         """Returns what was compiled before, and loads it unless the model is compiled while it serves."""
         for extension in asked_extensions(self._model.config):
             if extension.compiled:
                 find = extension.part(extension.compiled)
-                found: Compiled | None = find(
-                    self._model.config, self._opener.version, self._kept_as, self._profiles
-                )
+                kept = self._kept
+                found: Compiled | None = find(self._model.config, self._opener.version, kept.key, kept.store)
                 if found is not None and not self.behind:
                     found.bring()
                 return found
@@ -460,15 +481,6 @@ class Loading:
         good."""
         self._model = settled(self._examine(), self._model, self._opener, behind=self._may_compile_behind)
         self.settled = self._model
-
-    @property
-    def _largest(self) -> int:
-        return max(1, self._model.signature.max_batch)
-
-    @property
-    def _slo(self) -> float:
-        policy = self._model.config.policy
-        return policy.slo if isinstance(policy, Promise) else inf
 
     @property
     def behind(self) -> bool:
@@ -508,7 +520,9 @@ class Loading:
         self._opener.place(self._model.config)
         if not self._opener.gpus:
             trying = Trying(
-                *(self._as_pictures(), self.open, self._now, self._turn), watch=self._watch, earlier=earlier
+                *(self._model.as_pictures(), self.open, self._bench.now, self._bench.turn),
+                watch=self._bench.watch,
+                earlier=earlier,
             )
             return choose_on_cpu(self._model.config, usable_cores(), trying, tell)
         self._opener.threads = 1
@@ -521,75 +535,51 @@ class Loading:
             return backend
 
         if self.behind and not any(group.given for group in self._model.config.instances):
-            decodes = self._model.vision is not None and self._model.vision.encoded
-            return usual_on_gpus(self._opener.gpus, open_one, decodes=decodes)
-        return choose_on_gpus(self._model.config, self._opener.gpus, self._slo, open_one, self._measuring)
+            return usual_on_gpus(self._opener.gpus, open_one, decodes=self._model.encoded)
+        return choose_on_gpus(
+            self._model.config, self._opener.gpus, self._model.slo, open_one, self._measuring
+        )
 
     def _fake(self, tell: ReportStep) -> Opened:
         """Opens a fake model. Its curve is in the settings, so no measurement is needed."""
         assert self._model.config.fake is not None
         layout = Layout(instance_count(self._model.config), 1)
-        curve = BatchCurve.parse(self._model.config.fake.curve, self._largest)
+        curve = BatchCurve.parse(self._model.config.fake.curve, self._model.largest)
         return self.open(layout, tell), Profile(layout, "as the settings say"), curve
 
     # ---- measuring --------------------------------------------------------------------------------------
 
-    def _key(self) -> Key | None:
-        if self._profiles is None:
-            return None
-        try:
-            return profile_key(self._model.config, self._opener.version)
-        except (OSError, CarpoolError) as error:
-            log.warning("profile-not-stored", model=self._model.config.name, error=str(error))
-            return None
-
     def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:
-        """Returns the instances that it was measured with, if a few runs still take what it says. A
-        provisional one is given up as soon as the machine is calm: models that run elsewhere have no other
-        second look."""
+        """Returns the instances that it was measured with, if a few runs still take what it says."""
         model = self._model.config.name
-        curve = kept.measured.curve(self._largest, self._model.config.pytorch.buckets)
-        too_slow = curve.times[1] > self._slo
+        curve = kept.measured.curve(self._model.largest, self._model.config.pytorch.buckets)
+        too_slow = curve.times[1] > self._model.slo
         if too_slow and not self._model.config.slo_may_grow:  # nothing is rejected for what a file says
             return None
-        promised = promised_batch(curve, self._slo) or 1
+        promised = promised_batch(curve, self._model.slo) or 1
         wanted = {1, promised if curve.times[promised] < _CHECKED_S else 1}
         opened = self.open(kept.layout, tell)
         try:
             with closed_if_it_fails(opened):
                 self._prove(opened)
                 tell("checking the kept profile")
-                with self._turn:
-                    watched, measuring = self._watch(), self._measuring(opened)
+                with self._bench.turn:
+                    watched, measuring = self._bench.watch(), self._measuring(opened)
                     if kept.elsewhere:
-                        ratios = measuring.quick_ratios(sorted(wanted), curve, _STILL_TRUE)
+                        ratios = measuring.quick_ratios(sorted(wanted), curve, STILL_TRUE)
                     else:
-                        ratios = measuring.ratios(sorted(wanted), curve, _STILL_TRUE)
+                        ratios = measuring.ratios(sorted(wanted), curve, STILL_TRUE)
                     busy = contention(watched.read())
         except ModelError as error:
             log.warning("profile-outdated", model=model, error=error.message)
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
-        if kept.elsewhere and max(off, 1 / off) <= (_STILL_TRUE if too_slow else _SURELY_FALSE):
-            whose = "another replica" if self._profiles is None else self._profiles.whose
-            return opened, _as_elsewhere(kept, off, whose), curve
-        if kept.provisional and not busy.why:
-            log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)
+        most = STILL_TRUE if too_slow else SURELY_FALSE
+        found = judged(kept, off, busy, model=model, whose=self._kept.whose, most=most)
+        if found is None:
             close_all(opened)
             return None
-        if busy.why and off > _STILL_TRUE >= off * (1 - busy.waited):  # the machine is slow, not the model
-            log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
-            said = (
-                f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says, "
-            )
-            return opened, replace(kept, reused=f"{said}since {busy.why}."), curve
-        if max(off, 1 / off) > _STILL_TRUE:
-            log.warning("profile-outdated", model=model, ratio=round(off, 3), of=kept.measured_at)
-            close_all(opened)
-            return None
-        log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at)
-        said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
-        return opened, replace(kept, reused=said), curve
+        return opened, found, curve
 
     def _measure(self, tell: ReportStep, earlier: Layout | None = None) -> Opened:
         chosen = self.choose(tell, earlier)
@@ -599,11 +589,11 @@ class Loading:
         name, promises = self._model.config.name, isinstance(self._model.config.policy, Promise)
         warm = bool(chosen.backends) and not self._opener.gpus
         with closed_if_it_fails(opened):
-            if self._opener.gpus or (self._model.vision is not None and self._model.vision.encoded):
+            if self._opener.gpus or self._model.encoded:
                 self._prove(opened)
             try:
                 measured = self._look(opened, tell, warm=warm)
-                if measured.points[0].seconds > self._slo:  # before saying no: it may only be the machine
+                if measured.points[0].seconds > self._model.slo:  # it may only be the machine: once more
                     again = self._look(opened, tell, warm=warm)
                     measured = min(measured, again, key=lambda found: found.points[0].seconds)
             except ModelError as error:
@@ -613,18 +603,18 @@ class Loading:
                 if not all(backend.alive for backend in opened):
                     raise
                 log.warning("warm-up-failed", model=name, error=error.message)
-                return opened, profile, BatchCurve.linear(0.001, 0.001, self._largest)
+                return opened, profile, BatchCurve.linear(0.001, 0.001, self._model.largest)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
         log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
-        curve = measured.curve(self._largest, self._model.config.pytorch.buckets)
+        curve = measured.curve(self._model.largest, self._model.config.pytorch.buckets)
         memory = self._memory(opened, curve)
         return opened, replace(profile, measured=measured, memory=memory, measured_at=at), curve
 
     def _memory(self, opened: Sequence[Backend], curve: BatchCurve) -> RunMemory:
         if not any(isinstance(backend, KeepsMemory) for backend in opened):
             return RunMemory()
-        with self._turn:
+        with self._bench.turn:
             measuring = kept_bytes(opened)
             if measuring < MUCH_MEMORY:
                 return RunMemory(measuring, measuring)
@@ -637,15 +627,15 @@ class Loading:
         measuring = self._measuring(opened, effort, warm=warm)
         if self.behind:
             measuring.once(1)  # what is made for the first picture only is not worth measuring
-        wanted = self._model.config.pytorch.buckets or sizes(self._largest)
+        wanted = self._model.config.pytorch.buckets or sizes(self._model.largest)
 
         def begins(images: int) -> None:
             tell(f"measuring batches of {images}")
 
-        with self._turn:
+        with self._bench.turn:
             if self._unproven(opened):
                 return self._look_and_prove(opened, measuring, wanted, begins)
-            return measuring.points(wanted, self._slo, begins)
+            return measuring.points(wanted, self._model.slo, begins)
 
     def _look_and_prove(
         self,
@@ -656,7 +646,7 @@ class Loading:
     ) -> Measured:
         """Measures batches of noise, and compares what they answer with single requests. Raises _NoBatches as
         `_prove` does."""
-        trial, size = BatchTrial(opened[0], self._as_pictures()), 1
+        trial, size = BatchTrial(opened[0], self._model.as_pictures()), 1
         measured: Measured | None = None
 
         def begins(images: int) -> None:
@@ -667,31 +657,28 @@ class Loading:
         if trial.begin():
             try:
                 warm = measuring.warm or len(opened) == 1  # it has just answered the trial
-                measured = replace(measuring, rows=trial, warm=warm).points(wanted, self._slo, begins)
+                measured = replace(measuring, rows=trial, warm=warm).points(wanted, self._model.slo, begins)
             except ModelError as error:
                 trial.failed(size, error)
         self._conclude(opened, trial.end())
-        return measured or measuring.points(wanted, self._slo, tell)
+        return measured or measuring.points(wanted, self._model.slo, tell)
 
     def _measuring(
         self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
     ) -> Measuring:
         """Measures with pictures, where the device decodes them."""
         picture = None
-        if self._model.vision is not None and self._model.vision.encoded:
+        if self._model.encoded:
             from carpool.engine.loading.device_pictures import sample_picture
 
             picture = sample_picture()
         return Measuring(
-            *(opened, self._as_pictures(), effort),
-            now=self._now,
+            *(opened, self._model.as_pictures(), effort),
+            now=self._bench.now,
             picture=picture,
             warm=warm,
-            watch=self._watch,
+            watch=self._bench.watch,
         )
-
-    def _as_pictures(self) -> Signature:
-        return as_pictures(self._model.signature, self._model.vision)
 
     def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
         with closed_if_it_fails(opened):
@@ -705,11 +692,11 @@ class Loading:
         self._model = replace(self._model, config=config)
         piece = best_piece(curve, kind_of(config.backend), profile.memory.measuring)
         told = ""
-        if self._model.vision is not None and self._model.vision.encoded:
+        if self._model.encoded:
             from carpool.engine.loading.device_pictures import SAMPLE_TOLD
 
             told = SAMPLE_TOLD
-        slo = None if isinf(self._slo) else self._slo
+        slo = None if isinf(self._model.slo) else self._model.slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
         if why := self._model.signature.why_unbatched():
             said += (f"{why[0].upper()}{why[1:]}.",)
@@ -738,48 +725,3 @@ def as_pictures(signature: Signature, vision: VisionSettings | None) -> Signatur
     whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
     sized = replace(spec, shape=whole)
     return replace(signature, inputs=tuple(sized if one is spec else one for one in signature.inputs))
-
-
-def _as_elsewhere(kept: Profile, off: float, whose: str) -> Profile:
-    """Returns a profile that another replica of the same hardware measured, or this server's engine before it
-    was restarted. It is not measured again before this one serves. Where it does not fit, that is looked into
-    in service, once the machine is calm."""
-    log.debug("profile-reused", ratio=round(off, 3), of=kept.measured_at, elsewhere=True)
-    said = f"{whose[0].upper()}{whose[1:]}'s profile of {kept.measured_at} was used: batches take "
-    said += f"{off:.3g} × what it says."
-    doubt = kept.provisional
-    if max(off, 1 / off) > _STILL_TRUE:
-        doubt = f"batches took {off:.3g} × what {whose} measured"
-    return replace(kept, reused=said, measured=replace(kept.measured, provisional=doubt), elsewhere=False)
-
-
-_CLOSE_S = 10.0  # for an idle instance to give back what it has
-
-
-def join_all(executors: Sequence[Any]) -> None:
-    end = monotonic() + _CLOSE_S
-    for executor in executors:
-        executor.join(max(0.0, end - monotonic()))
-
-
-_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
-
-
-def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
-    """Returns after how long a batch is given up, and the words for it where that was chosen here.
-
-    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
-    promise are not measured, and may be meant to take minutes.
-    """
-    told = config.execution_timeout
-    if config.decoupled:
-        return None, ""  # its backend watches the time from answer to answer
-    if told is not None:
-        return told or None, ""  # 0: never
-    if not isinstance(config.policy, Promise):
-        return None, ""
-    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
-    return seconds, (
-        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
-        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
-    )

@@ -12,13 +12,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from carpool.backends.backend import AnswersEach, Backend, KeepsMemory
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import Mode
+from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import FixedBatching
+from carpool.core.numerals import numeral
+from carpool.core.objectives import FixedBatching, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.loading.loading import Loading, Ready, execution_timeout
+from carpool.engine.loading.loading import Loading, Ready
 from carpool.engine.models.runtime import EngineParts, InstancesRuntime
 from carpool.engine.models.served import Gate, OpensGroups, Served, VersionState
 from carpool.engine.models.serving_part import Seating, Stand, first, serving_parts
@@ -353,3 +355,26 @@ def wants_second_look(served: Served) -> bool:
     profile = served.profile
     measured = profile is not None and profile.provisional and profile.points
     return bool(measured and not served.hosted and served.promises)
+
+
+_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
+
+
+def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
+    """Returns after how long a batch is given up, and the words for it where that was chosen here.
+
+    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
+    promise are not measured, and may be meant to take minutes.
+    """
+    told = config.execution_timeout
+    if config.decoupled:
+        return None, ""  # its backend watches the time from answer to answer
+    if told is not None:
+        return told or None, ""  # 0: never
+    if not isinstance(config.policy, Promise):
+        return None, ""
+    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
+    return seconds, (
+        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
+        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
+    )

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from carpool.backends.backend import AsksModels
@@ -15,7 +16,7 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import whole_digest
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.loading.loading import Ready, join_all
+from carpool.engine.loading.loading import Ready
 from carpool.engine.models.served import Runtime, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 Callers: TypeAlias = Callable[[Served], Callable[[int], AsksModels]]
 """How the instance of this number asks other models; called in a thread that loads it."""
+
+_CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 
 class Models(Protocol):
@@ -299,7 +302,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
             idle = self._driver.idle
             executors = self._close_driver(self._driver)
             if idle or self._joins_busy:  # else a thread is stuck in the model: do not wait for it
-                await asyncio.to_thread(join_all, executors)
+                await asyncio.to_thread(_join_all, executors)
             else:
                 for executor in executors:
                     executor.abort()
@@ -308,3 +311,9 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
     def _close_driver(self, driver: DriverT) -> Sequence[Any]:
         """Returns what is to be joined."""
         return driver.close()
+
+
+def _join_all(executors: Sequence[Any]) -> None:
+    end = monotonic() + _CLOSE_S
+    for executor in executors:
+        executor.join(max(0.0, end - monotonic()))

@@ -26,6 +26,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import apart, numeral
 from carpool.core.objectives import Promise
+from carpool.engine.profile.contention import Contention
 from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
@@ -38,7 +39,7 @@ from carpool.engine.profile.shared_profiles import (
     SharedFiles,
     shared_files,
 )
-from carpool.errors import ConfigError
+from carpool.errors import CarpoolError, ConfigError
 from carpool.link.typed_json import as_json, from_json
 from carpool.observe.logs import logger
 
@@ -260,6 +261,9 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
 
 log = logger("engine")
 
+SURELY_FALSE = 10.0  # no replica on the same hardware can have measured what is off by this factor
+STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
+
 FORMAT = 4
 
 Key = Mapping[str, Any]
@@ -442,3 +446,75 @@ def _file_name(key: Key) -> str:
 
 def _named(key: str) -> str:
     return f"{sha256(key.encode()).hexdigest()[:40]}{SUFFIX}"
+
+
+# ---- the profile of one version
+
+
+class KeptProfile:
+    """Reads and writes the profile of one version, if there is a store for it."""
+
+    def __init__(self, store: ProfileStore | None) -> None:
+        self.store = store
+        self.key: Key | None = None  # by which it is kept, once `read` was called
+
+    @property
+    def name(self) -> str:
+        """Returns the key as text; empty: it is not kept."""
+        return "" if self.key is None else key_text(self.key)
+
+    @property
+    def whose(self) -> str:
+        """Returns who else measures for this server, in words."""
+        return "another replica" if self.store is None else self.store.whose
+
+    def read(self, config: ModelConfig, version: ModelVersion) -> Profile | None:
+        """Returns what was measured of a version like this one."""
+        if self.store is None:
+            return None
+        try:
+            self.key = profile_key(config, version)
+        except (OSError, CarpoolError) as error:
+            log.warning("profile-not-stored", model=config.name, error=str(error))
+            return None
+        return None if self.key is None else self.store.read(self.key)
+
+    def write(self, profile: Profile) -> None:
+        """Keeps a profile for the next start."""
+        if self.key is not None and self.store is not None and profile.points:
+            self.store.write(self.key, profile)
+
+
+def judged(
+    kept: Profile, off: float, busy: Contention, *, model: str, whose: str, most: float
+) -> Profile | None:
+    """Returns the profile that the version is served with, where batches take `off` times what it says; None:
+    it is measured again. `most` is how far off one of another replica may be."""
+    far = max(off, 1 / off)
+    if kept.elsewhere and far <= most:
+        return _as_elsewhere(kept, off, whose)
+    if kept.provisional and not busy.why:  # models that run elsewhere have no other second look
+        log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)
+        return None
+    said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says"
+    if busy.why and off > STILL_TRUE >= off * (1 - busy.waited):  # the machine is slow, not the model
+        log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
+        return replace(kept, reused=f"{said}, since {busy.why}.")
+    if far > STILL_TRUE:
+        log.warning("profile-outdated", model=model, ratio=round(off, 3), of=kept.measured_at)
+        return None
+    log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at)
+    return replace(kept, reused=f"{said}.")
+
+
+def _as_elsewhere(kept: Profile, off: float, whose: str) -> Profile:
+    """Returns a profile that another replica of the same hardware measured, or this server's engine before it
+    was restarted. It is not measured again before this one serves. Where it does not fit, that is looked into
+    in service, once the machine is calm."""
+    log.debug("profile-reused", ratio=round(off, 3), of=kept.measured_at, elsewhere=True)
+    said = f"{whose[0].upper()}{whose[1:]}'s profile of {kept.measured_at} was used: batches take "
+    said += f"{off:.3g} × what it says."
+    doubt = kept.provisional
+    if max(off, 1 / off) > STILL_TRUE:
+        doubt = f"batches took {off:.3g} × what {whose} measured"
+    return replace(kept, reused=said, measured=replace(kept.measured, provisional=doubt), elsewhere=False)
