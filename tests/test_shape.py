@@ -86,7 +86,7 @@ MAY_IMPORT: Mapping[str, str] = {
 }
 
 # What no request passes. Nothing that serves imports it, and a verb does when it runs.
-LAB = {"extensions/cameras", "extensions/deploy", "extensions/ray", "lab", "ray"}
+LAB = {"extensions/cameras", "extensions/deploy", "extensions/optimize", "extensions/ray", "lab", "ray"}
 
 
 def name_of(path: Path) -> str:

@@ -254,6 +254,11 @@ _COMPILE_VERB = Verb(
     PREPARE,
     "Compile a PyTorch model for the device of this machine, and write the result beside it.",
 )
+_OPTIMIZE_VERB = Verb(
+    "command:OptimizeVerb",
+    PREPARE,
+    "Find a cheaper form of a model that answers alike, and write it as the next version.",
+)
 _DEPLOY_VERB = Verb(
     "command:DeployVerb",
     CAPACITY,
@@ -708,6 +713,7 @@ carpool_spans_total  counter  server  result:spans  Spans for OpenTelemetry, by 
     Extension(name="torchserve", archives={".mar": "archive:unpacked"}, routes=(_TORCHSERVE,)),
     Extension(name="cameras", verbs={"watch": _WATCH_VERB}),
     Extension(name="deploy", verbs={"deploy": _DEPLOY_VERB}),
+    Extension(name="optimize", verbs={"optimize": _OPTIMIZE_VERB}),
     Extension(name="ray", needs=("deploy",)),
 )
 
