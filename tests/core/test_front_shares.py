@@ -64,7 +64,7 @@ def play(everybody: Sequence[Who], seed: int = 1) -> dict[str, Fared]:
         if random.random() < who.refused_by_engine:
             away = True
         else:
-            away = backlog.turns_away(who.model, who.slo, lane, waited, now)
+            away = backlog.rejects(who.model, who.slo, lane, waited, now)
             count[1] += away
         count[2] += not away and now - arrived <= CONSTANTS.most_outside * SLO
         backlog.shares.done.add(0.4 if away else 1.0, now)
@@ -119,7 +119,7 @@ def test_the_others_give_way_only_if_the_flood_alone_does_not_suffice() -> None:
             for _ in range(count):
                 lane.asked.add(1.0, now)
                 backlog.shares.done.add(1.0, now)
-                if backlog.turns_away(1, SLO, lane, 2 * LIMIT, now):
+                if backlog.rejects(1, SLO, lane, 2 * LIMIT, now):
                     refused[lane] += 1
                     first.setdefault(lane, now)
     assert refused[flood] > refused[small] > 0

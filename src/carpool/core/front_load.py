@@ -89,7 +89,7 @@ class FairBacklog:
         self._until = float("-inf")  # this holds
         self.shares = FrontShares(constants)
 
-    def turns_away(self, model: int, slo: float | None, lane: FrontLane, waited: float, now: float) -> bool:
+    def rejects(self, model: int, slo: float | None, lane: FrontLane, waited: float, now: float) -> bool:
         if slo is not None:
             self._judge(model, slo, waited, now)
         if waited <= BACKLOG_BESIDE * self._limit or not self.is_to_blame(lane, now):

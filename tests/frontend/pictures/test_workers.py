@@ -249,7 +249,7 @@ def test_a_result_that_cannot_be_delivered_keeps_no_other_from_its_own() -> None
         workers.finish(lambda: go.wait(PATIENCE_S), lambda *_: None)
         workers.finish(lambda: 1, broken)
         workers.finish(lambda: 2, lambda result, _: seen.append(result))
-        workers._told = True  # the loop gets all three in one turn
+        workers._delivers = True  # the loop gets all three in one turn
         go.set()
         await until(lambda: len(workers._over) == 3)
         workers._deliver()

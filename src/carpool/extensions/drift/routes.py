@@ -6,7 +6,7 @@ from typing import Any
 
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput
-from carpool.frontend.access.keys import told
+from carpool.frontend.access.keys import asked_by
 from carpool.frontend.http.exchange import Collect, Exchange
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.query_text import read_query
@@ -21,7 +21,7 @@ def _status(service: HttpService, exchange: Exchange, variables: Variables) -> N
     too."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     wanted = read_query(exchange.head.query).get("reference") == "1"
-    asked = {"name": entry.name, "version": entry.version, "reference": wanted, **told(exchange.who)}
+    asked = {"name": entry.name, "version": entry.version, "reference": wanted, **asked_by(exchange.who)}
     service.answer_later(exchange, service.engine.ask("drift/status", asked))
 
 
@@ -36,7 +36,7 @@ def _change(service: HttpService, exchange: Exchange, variables: Variables) -> C
         action = asked.pop("action", None)
         if action not in _ACTIONS:
             raise InvalidInput(f"action must be {' or '.join(_ACTIONS)}", field="action")
-        arguments = {**asked, "name": entry.name, "version": entry.version, **told(exchange.who)}
+        arguments = {**asked, "name": entry.name, "version": entry.version, **asked_by(exchange.who)}
         service.answer_later(exchange, service.engine.ask(f"drift/{action}", arguments))
 
     return with_json(exchange, change)

@@ -10,7 +10,7 @@ from typing import Any
 from carpool.config.rules import nearest, shown
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.extensions.rollout.counted import FEEDBACK
-from carpool.frontend.access.keys import told
+from carpool.frontend.access.keys import asked_by
 from carpool.frontend.http.exchange import Collect, Exchange, answer_error
 from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.query_text import read_query
@@ -32,7 +32,7 @@ def _act(service: HttpService, exchange: Exchange, variables: Variables) -> Coll
         _check_names(asked, _TO_ACT)
         if "action" not in asked:
             raise InvalidInput('the request must be like {"action": "abort"}', field="action")
-        question = {**asked, "model": variables["model"], **told(exchange.who)}
+        question = {**asked, "model": variables["model"], **asked_by(exchange.who)}
         service.answer_later(exchange, service.engine.ask("rollout/act", question))
 
     return with_json(exchange, received)

@@ -191,7 +191,7 @@ class GenerateCall(HttpCall):
 class SentPicture(NamedTuple):
     picture: bytes
     id: str
-    told: Mapping[str, int | float | str]  # to the model
+    parameters: Mapping[str, int | float | str]  # for the model
 
 
 def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture | None:
@@ -212,8 +212,8 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
     if not isinstance(parameters, dict):
         raise InvalidInput("Expected JSON object for keyword: 'parameters'", field="parameters")
     own = str(_parameter("id", fields.pop("id", "")))
-    told = read_object(parameters | fields, "parameters")
-    return SentPicture(picture, own, {key: _parameter(key, one) for key, one in told.items()})
+    given = read_object(parameters | fields, "parameters")
+    return SentPicture(picture, own, {key: _parameter(key, one) for key, one in given.items()})
 
 
 class PictureRoute(ImageRoute):
@@ -236,10 +236,10 @@ class PictureRoute(ImageRoute):
         hand_over(self._plan(exchange, self.current(exchange.head_at)), self._sent.picture, at)
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
-        target, told = super()._made(entry), self._sent.told
-        if not entry.traits.decoupled and "max_tokens" in told:
+        target, given = super()._made(entry), self._sent.parameters
+        if not entry.traits.decoupled and "max_tokens" in given:
             raise InvalidInput(f"{entry.name} does not take max_tokens", field="max_tokens")
-        return target._replace(options=Options(extra=told)) if entry.traits.decoupled else target
+        return target._replace(options=Options(extra=given)) if entry.traits.decoupled else target
 
 
 class TritonWords:

@@ -41,7 +41,7 @@ AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 _OPEN = (Kind.HEALTH, Kind.PAGE)
 _BEARER = b"bearer "
 _READS = "GET "
-_TELL_EVERY_S = 1.0
+_LOG_EVERY_S = 1.0
 
 
 class Wanted(NamedTuple):
@@ -164,8 +164,8 @@ class Guard:
         self.generation = 0
         self._listeners: list[Callable[[], None]] = []
         self._keys = read_keys(*self._files) if self.has_keys else Keys()
-        self._tell_at = 0.0
-        self._untold = 0
+        self._log_at = 0.0
+        self._unlogged = 0
 
     @property
     def proofs(self) -> frozenset[str]:
@@ -272,11 +272,11 @@ class Guard:
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
         """Logs rejections at intervals, so that a client that guesses keys cannot fill the disk."""
-        self._untold += 1
+        self._unlogged += 1
         now = monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + _TELL_EVERY_S
-            count, self._untold = self._untold, 0
+        if now >= self._log_at:
+            self._log_at = now + _LOG_EVERY_S
+            count, self._unlogged = self._unlogged, 0
             log.warning("refused", what=what, reason=error.reason, why=error.message, count=count)
 
 

@@ -60,7 +60,7 @@ def holder(who: Principal | None) -> str:
     return "" if who is None else who.name
 
 
-def told(who: Principal | None) -> dict[str, object]:
+def asked_by(who: Principal | None) -> dict[str, object]:
     """Returns the fields that name a client to the engine, beside the client's request."""
     return {} if who is None else {"by": who.name, "admin": who.admin}
 

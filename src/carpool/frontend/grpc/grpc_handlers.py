@@ -24,7 +24,7 @@ from carpool.errors import (
 )
 from carpool.frontend import documents
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
-from carpool.frontend.access.keys import Principal, holder, told
+from carpool.frontend.access.keys import Principal, asked_by, holder
 from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.calls.thread_errors import stopping
 from carpool.frontend.demands import NotLoaded
@@ -179,7 +179,7 @@ def _order(what: str, *names: str) -> Callable[[GrpcService, Any, Principal | No
     """Returns a handler that passes a call on to the engine, with these fields of it and who asks."""
 
     async def answer(service: GrpcService, request: Any, who: Principal | None) -> Document:
-        await service.engine.ask(what, {name: getattr(request, name) for name in names} | told(who))
+        await service.engine.ask(what, {name: getattr(request, name) for name in names} | asked_by(who))
         return {}
 
     return answer
@@ -199,8 +199,8 @@ async def trace_setting(service: GrpcService, request: Any) -> Document:
     changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
     asked = {"model": request.model_name, "settings": changes}
     in_force = await service.engine.ask("tracing/settings", asked)
-    told = {name: value if isinstance(value, list | tuple) else [value] for name, value in in_force.items()}
-    return {"settings": {name: {"value": list(map(str, values))} for name, values in told.items()}}
+    listed = {name: value if isinstance(value, list | tuple) else [value] for name, value in in_force.items()}
+    return {"settings": {name: {"value": list(map(str, values))} for name, values in listed.items()}}
 
 
 async def _log_settings(service: GrpcService, request: Any, who: Principal | None) -> Document:
@@ -210,7 +210,7 @@ async def _log_settings(service: GrpcService, request: Any, who: Principal | Non
         if kind is None:
             raise InvalidInput(f"log setting {shorten(name)} has no value", field=f"settings.{name[:80]}")
         changes[name] = getattr(setting, kind)
-    in_force = await service.engine.ask("log-settings", {"settings": changes, **told(who)})
+    in_force = await service.engine.ask("log-settings", {"settings": changes, **asked_by(who)})
     return {"settings": {name: {_kind(value): value} for name, value in in_force.items()}}
 
 

@@ -248,8 +248,8 @@ def status_of(error: CarpoolError) -> Status:
 def origin_of(method: str, error: CarpoolError | None) -> RequestOrigin:
     """Returns the origin of a call, for its span."""
     status = Status.OK if error is None else status_of(error)
-    told = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
-    return RequestOrigin(f"{SERVICE}/{method}", {**told, "rpc.grpc.status_code": int(status)})
+    attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+    return RequestOrigin(f"{SERVICE}/{method}", {**attributes, "rpc.grpc.status_code": int(status)})
 
 
 def details_of(error: CarpoolError) -> str:

@@ -723,7 +723,7 @@ class H2Connection:
     def _breach(self, breach: Breach) -> None:
         if self._phase != CLOSED:
             self.outgoing.send(h2.goaway(self._last, breach.code, str(breach)))
-            self._shared.told(breach)
+            self._shared.log_breach(breach)
             self._charge(_BREACH_S)
             self._close()
 

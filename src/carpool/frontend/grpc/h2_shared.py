@@ -26,7 +26,7 @@ LARGEST_FRAME: Final = MIB
 """A tensor comes in one piece: about a tenth less work."""
 
 _LONGEST_BLOCK: Final = 256 * KIB  # a head up to this is refused, and its connection goes on
-_TELL_EVERY_S: Final = 1.0
+_LOG_EVERY_S: Final = 1.0
 _LET_GO_AT_ONCE: Final = 8  # calls
 
 
@@ -73,8 +73,8 @@ class H2Shared:
             h2.MAX_HEADER_LIST: limits.max_header_bytes,
         }
         self.greeting = h2.settings(wanted) + h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
-        self._untold = 0
-        self._tell_at = 0.0
+        self._unlogged = 0
+        self._log_at = 0.0
 
     def enter(self, connection: OpenCalls) -> Breach | None:
         """Counts a connection in; returns why it is rejected, if it is."""
@@ -134,13 +134,13 @@ class H2Shared:
         if self._abandoned:
             self.loop.call_soon(self._let_go)
 
-    def told(self, breach: Breach) -> None:
+    def log_breach(self, breach: Breach) -> None:
         """Logs breaches at intervals, so that a client that repeats them cannot fill the disk."""
-        self._untold += 1
+        self._unlogged += 1
         now = monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + _TELL_EVERY_S
-            count, self._untold = self._untold, 0
+        if now >= self._log_at:
+            self._log_at = now + _LOG_EVERY_S
+            count, self._unlogged = self._unlogged, 0
             log.info("connection-ended", code=breach.code.name, why=str(breach), count=count)
 
     def sweep(self) -> None:

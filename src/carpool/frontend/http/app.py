@@ -263,11 +263,11 @@ class HttpApp:
         report = self._report
         assert report is not None
 
-        def told(exchange: Exchange) -> BodyPlan:
+        def reporting(exchange: Exchange) -> BodyPlan:
             report.attach(exchange)
             return start(exchange)
 
-        return told
+        return reporting
 
     def close(self) -> None:
         """The server has stopped: end what is left of the app's own work."""

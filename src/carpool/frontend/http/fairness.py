@@ -79,8 +79,8 @@ class Unread:
             return
         self.look_at = now + _LOOK_EVERY_S
         try:
-            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
-            seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
+            measured = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+            seconds: float = _LAST_DATA_RECEIVED.unpack(measured)[0] / 1e3
         except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
             seconds = 0.0
         self.seconds = seconds if seconds <= _LONGEST_S else 0.0
@@ -125,7 +125,7 @@ class Fairness:
         lane.asked.add(work, now)
         if refusal is None and self._waits is not None and self._behind is not None:
             waited = self._waits.seconds
-            if backlog.turns_away(entry.key, entry.batching.slo, lane, waited, now):
+            if backlog.rejects(entry.key, entry.batching.slo, lane, waited, now):
                 refusal = self._behind(entry, now, sender.source, waited)
         backlog.shares.done.add(work if refusal is None else work * _REFUSAL_PART, now)
         return refusal

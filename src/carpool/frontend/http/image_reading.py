@@ -98,8 +98,8 @@ def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
 
 def read_head_alone(head: HttpHead, version: str, options: Mapping[str, str]) -> ImageHead:
     """Reads who asks, and with which deadline, of a request whose images and options stand elsewhere."""
-    told = (None, None, None, None, *map(head.headers.get, _FIELDS[4:]))
-    asked = _read("", told, False, head.who is None)
+    fields = (None, None, None, None, *map(head.headers.get, _FIELDS[4:]))
+    asked = _read("", fields, False, head.who is None)
     asked = asked._replace(layout=BodyLayout("raw"), version=version, options=options)
     return asked if head.who is None else asked._replace(sender=asked.sender.with_key(head.who))
 

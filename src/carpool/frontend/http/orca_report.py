@@ -45,8 +45,8 @@ class LoadReport:
         known = [(row.cells[LOAD] - 1.0, row.cells[CAPACITY]) for row in self._table.models()]
         known = [(load, capacity) for load, capacity in known if capacity]
         if known:
-            told = sum(load for load, _ in known), sum(load * capacity for load, capacity in known)
-            self.text, self.json = _TEXT % told, _JSON % told
+            sums = sum(load for load, _ in known), sum(load * capacity for load, capacity in known)
+            self.text, self.json = _TEXT % sums, _JSON % sums
         else:
             self.text = self.json = b""
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
@@ -72,11 +72,11 @@ class _Reporting(Before):
         self._as_json = as_json
 
     def answer(self, status: int, fields: bytes, body: Body) -> None:
-        self._connection.answer(status, fields + self._told(), body)
+        self._connection.answer(status, fields + self._field(), body)
 
     def answer_long(self, exchange: Exchange, body: LongBody, reader: AnswerReader | None = None) -> None:
-        body.fields += self._told()
+        body.fields += self._field()
         self._connection.answer_long(exchange, body, reader)
 
-    def _told(self) -> bytes:
+    def _field(self) -> bytes:
         return self._report.json if self._as_json else self._report.text

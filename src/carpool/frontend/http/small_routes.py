@@ -13,7 +13,7 @@ from carpool.config.rules import MAX_FILE_NAME, nearest, shown
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
 from carpool.frontend import documents
-from carpool.frontend.access.keys import holder, told
+from carpool.frontend.access.keys import asked_by, holder
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready, not_serving
 from carpool.frontend.http.exchange import (
@@ -369,7 +369,7 @@ def system_status(service: HttpService, exchange: Exchange, variables: Variables
 def register_system(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def register(asked: dict[str, Any]) -> None:
         given = {key: asked[key] for key in _REGION_FIELDS if key in asked}
-        arguments = {"name": variables["region"], **given, **told(exchange.who)}
+        arguments = {"name": variables["region"], **given, **asked_by(exchange.who)}
         question = service.engine.ask("register-memory", arguments)
         service.answer_later(exchange, question)
 
@@ -378,7 +378,7 @@ def register_system(service: HttpService, exchange: Exchange, variables: Variabl
 
 def unregister_system(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables.get("region", "")
-    asked = {"name": name, **told(exchange.who)}
+    asked = {"name": name, **asked_by(exchange.who)}
     service.answer_later(exchange, service.engine.ask("unregister-memory", asked))
 
 
@@ -408,7 +408,7 @@ def log_settings(service: HttpService, exchange: Exchange, _variables: Variables
 
 def update_log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
     def update(asked: dict[str, Any]) -> None:
-        arguments = {"settings": asked, **told(exchange.who)}
+        arguments = {"settings": asked, **asked_by(exchange.who)}
         service.answer_later(exchange, service.engine.ask("log-settings", arguments))
 
     return with_json(exchange, update)

@@ -178,7 +178,7 @@ class SentPictures(Content):
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "noted", "options"),
+        *("_geometries", "model", "_pictures", "asked", "head", "is_file", "noted", "options"),
         *("size", "weight", "whole"),
     )
 
@@ -200,7 +200,7 @@ class SentPictures(Content):
         as_file: Geometry | None,
     ) -> None:
         self.asked = asked
-        self._model = model
+        self.model = model
         self.options = options
         self._pictures = pictures
         self.whole: list[Decoded] = []  # the pixels, where they are needed for longer
@@ -208,10 +208,6 @@ class SentPictures(Content):
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
-
-    @property
-    def model(self) -> PictureModel:
-        return self._model
 
     def add(self, answer: Answer) -> str:
         """Returns the text of one piece of an answer."""
@@ -233,11 +229,11 @@ class SentPictures(Content):
     def for_model(self, model: PictureModel) -> SentPictures:
         """Returns the same pictures for another version of their model; what this one holds is the
         other's."""
-        if model is self._model:
+        if model is self.model:
             return self
         other = copy(self)
         self.slot = self.held = None
-        other._model = model
+        other.model = model
         other._fit()
         return other
 
@@ -257,12 +253,12 @@ class SentPictures(Content):
     def can_be_again(self, model: PictureModel) -> bool:
         """Returns whether they can be sent once more for this version of their model: as what was made of
         them, or as the files."""
-        fits = self.held is not None and self._model.sees_as(model)
+        fits = self.held is not None and self.model.sees_as(model)
         return fits or (bool(self._pictures) and not self.is_file)
 
     def again(self, model: PictureModel) -> SentPictures:
         """Returns the same for another version of their model, when one is done with them."""
-        if not self._model.sees_as(model):
+        if not self.model.sees_as(model):
             self.drop()
         other = self.for_model(model)
         other.sent = other.gone = False
@@ -284,9 +280,9 @@ class SentPictures(Content):
     def prepare(self, memory: memoryview) -> float:
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
         started = monotonic()
-        model, size = self._model, self._model.bytes
+        model, size = self.model, self.model.bytes
         noted = None if self.noted is None else self.noted.decoded
-        keep = self.whole if self._model.keeps_pixels else noted
+        keep = self.whole if self.model.keeps_pixels else noted
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
@@ -348,19 +344,19 @@ class RoutePicture(SentPictures):
             self.size = FILE_AT + len(data) + model.room_behind
 
     def _fit(self) -> None:
-        model = self._model
+        model = self.model
         self.quick = model.quick and self.drawn is None
         if self.is_file:
             self.head = model.file_head
         else:
             self.head, self.size = model.head, model.bytes
         if self.options.extra and model.entry.traits.decoupled:
-            told = {
+            options = {
                 name: value
                 for name, value in self.options.extra.items()
                 if isinstance(value, int | float | str)
             }
-            self.head = replace(self.head, options=RequestOptions(custom=told))
+            self.head = replace(self.head, options=RequestOptions(custom=options))
 
     def add(self, answer: Answer) -> str:
         """Returns the text of one piece of what the model writes."""
@@ -373,7 +369,7 @@ class RoutePicture(SentPictures):
 
     def conclude(self) -> None:
         """Nothing more is written."""
-        model = self._model
+        model = self.model
         outputs = written_as(self.text, self._finish)
         answer = model.answers.answer(outputs, self._geometries[0], self.options)
         named = {"model": model.entry.name, "version": model.entry.version, **model.assumed}
@@ -383,8 +379,8 @@ class RoutePicture(SentPictures):
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
         noted = None if self.noted is None else self.noted.decoded
-        keep = self.whole if self._model.keeps_pixels else noted
-        self._geometries = [self._model.prepare(self._pictures[0], memory, keep, self._seen)]
+        keep = self.whole if self.model.keeps_pixels else noted
+        self._geometries = [self.model.prepare(self._pictures[0], memory, keep, self._seen)]
         if self.drawn is None and not self.kept:
             self._pictures = ()
         return monotonic() - started
@@ -392,9 +388,9 @@ class RoutePicture(SentPictures):
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         started = monotonic()
         if self.drawn is None:
-            self.body = self._model.document(outputs, 0, self._geometries[0], self.options)
+            self.body = self.model.document(outputs, 0, self._geometries[0], self.options)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
-            model, data = self._model, self._pictures[0]
+            model, data = self.model, self._pictures[0]
             given = model.of_one(outputs, 0), self._geometries[0], self.options
             self.body = model.drawn(data, *given, self.drawn)
         return outputs, monotonic() - started
@@ -431,7 +427,7 @@ class TensorPictures(SentPictures):
             self.weight = sum(self._each(lambda number, data: weight_of(data, heads[number])))
 
     def _fit(self) -> None:
-        model, head = self._model, self.head
+        model, head = self.model, self.head
         if self.is_file:
             self.head = model.file_head_of(head.outputs, head.options)
         else:
@@ -443,7 +439,7 @@ class TensorPictures(SentPictures):
         answers: Array = np.empty(len(self._geometries), object)
         for number in range(len(answers)):
             given = number, self._geometries[number], self.options
-            answers[number] = self._model.document(outputs, *given)
+            answers[number] = self.model.document(outputs, *given)
         named = Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))
         return [*outputs, named], monotonic() - started
 

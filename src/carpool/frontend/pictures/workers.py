@@ -125,7 +125,7 @@ class Workers:
         # wake all of them, one after the other, and each would want the interpreter.
         self._resting: deque[threading.Lock] = deque()
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
-        self._told = False  # the loop will look at what is over
+        self._delivers = False  # the loop will look at what is over
         self.waiting = 0  # to begin
         self._closed = False
         self._started = 0  # threads
@@ -299,9 +299,9 @@ class Workers:
                     self._short -= 1
             self._over.append((job.then, result, error))
             del job, work, result, error  # they hold pictures, and the next job may be long in coming
-            if self._told:
+            if self._delivers:
                 continue
-            self._told = True
+            self._delivers = True
             assert self._loop is not None
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
@@ -361,7 +361,7 @@ class Workers:
         return now
 
     def _deliver(self) -> None:
-        self._told = False
+        self._delivers = False
         over = self._over
         while over:
             then, result, error = over.popleft()
