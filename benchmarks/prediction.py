@@ -11,14 +11,16 @@ On a pretended device (16 ms + 4 ms per image, promise 200 ms), through real soc
 The planner is told what a user can know. What the protocol takes: the median of requests for a second model
 in the same server that takes no time, at the light load's rate and in the same seconds. Batch times and their
 noise: what the server itself believes after half a minute of traffic, hand-over included, from its profile
-document. Then a real model on the CPU, profiled first on its own. There the generator, the front end and the
-model share the cores: what a request takes of a core beside its inference, the generator's part included, is
-measured at a light load, and the planner is told that and the number of cores.
+document. Then four real models on the CPU, each profiled first on its own: a profile that other work
+disturbed is taken again after a quiet moment, and in the end left out. There the generator, the front end and
+the model share the cores: what a request takes of a core beside its inference, the generator's part included,
+is measured at a light load, and the planner is told that and the number of cores.
 
 A point is void when the generator was late, or when others took more than a few percent of the machine: after
 a quiet moment it is measured again, a few times. What is void in the end is left out, and said.
 
-    python benchmarks/prediction.py               # about nine minutes
+    python benchmarks/prediction.py               # about half an hour
+    python benchmarks/prediction.py --model nanodet   # one real model alone
     python benchmarks/prediction.py --no-real     # the pretended device only, about five
     python benchmarks/prediction.py --quick       # the same, shorter, within a minute
 """
@@ -62,10 +64,10 @@ LOADS = (0.5, 0.7, 0.9)
 LIGHT = 0.05
 LEARNING = 0.7  # load at which a server learns its batch times
 WITHIN = {"capacity": 0.05, "p99": 0.15, "light_load": 1.15}
-WITHIN_REAL = {"capacity": 0.10, "p99": 0.15}
+WITHIN_REAL = {"capacity": 0.05, "p99": 0.15}
 NINE_TENTHS = 1.28  # standard deviations: where the cautious speed lies
 CORES = len(os.sched_getaffinity(0))
-REAL, REAL_SLO = "efficientnet_lite0", 0.1
+REAL = {"efficientnet_lite0": 0.1, "nanodet": 0.25, "open_nsfw": 0.25, "u2netp": 2.5}  # seconds of the SLO
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,9 @@ class Device:
 
 def main() -> int:
     args = parse_arguments()
-    found = pretended(QUICK if args.quick else FULL)
+    found: dict[str, object] = {} if args.model else pretended(QUICK if args.quick else FULL)
     if not args.quick and not args.no_real:
-        found["real"] = real(FULL)
+        found["real"] = [real(name, REAL[name], FULL) for name in args.model or REAL]
     print(json.dumps(found, indent=2) if args.json else as_text(found))
     return 0
 
@@ -141,6 +143,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="shorter, and no real model: within a minute")
     parser.add_argument("--json", action="store_true", help="print one object for machines")
     parser.add_argument("--no-real", action="store_true", help="the pretended device only")
+    parser.add_argument("--model", action="append", choices=list(REAL), help="this real model alone")
     return parser.parse_args()
 
 
@@ -336,26 +339,33 @@ def light_load(server: CarpoolServer, device: Device, effort: Effort) -> dict[st
 # ---- a real model
 
 
-def real(effort: Effort) -> dict[str, object]:
-    """EfficientNet-Lite0 from the demo: profiled first, on the idle machine, then served and loaded."""
-    path = bundled_models() / REAL
-    profile = profiled(path)
+def real(name: str, slo: float, effort: Effort) -> dict[str, object]:
+    """One of the demo's models: profiled first, on the idle machine, then served and loaded."""
+    path = bundled_models() / name
+    profile = profiled(path, slo)
+    for _ in range(effort.repeats):
+        if not profile["noisy"]:
+            break
+        wait_for_quiet(effort.patience_s)
+        profile = profiled(path, slo)
+    if profile["noisy"]:
+        return {"model": name, "left_out": "its profile was disturbed, and nothing is planned with that"}
     points = [(int(row["batch"]), row["ms"] / 1e3) for row in profile["rows"]]
     noise = median(row["spread"] for row in profile["rows"]) / 1.35  # the middle half of a normal spread
     instances = int(profile["instances"])
-    alone = Device(BatchCurve(points), REAL_SLO, noise, REAL, Machine(instances=instances))
+    alone = Device(BatchCurve(points), slo, noise, name, Machine(instances=instances))
     shorter = replace(effort, seconds=15, rounds=3)
-    with carpool_server(path, options=["--slo-ms", f"{REAL_SLO * 1e3:g}"]) as server:
+    with carpool_server(path, options=["--slo-ms", f"{slo * 1e3:g}"]) as server:
         busy = min(float(profile["infer_cores"]), CORES)
         beside = beside_the_batch(server, alone, busy, shorter)
         device = replace(alone, machine=Machine(CORES, busy, protocol=beside, instances=instances))
         planned = device.planned()
         if planned < 1.0:
             return {
-                "model": REAL,
+                "model": name,
                 "left_out": f"too noisy to plan for: batch times spread by {100 * noise:.0f} %",
             }
-        served = device.machine.capacity(device.curve, REAL_SLO) / device.capacity
+        served = device.machine.capacity(device.curve, slo) / device.capacity
         rates = replace(alone, curve=slower(alone.curve, 1 / served))
         simulated = {load: device.simulated_p99(load * rates.capacity) for load in LOADS}
         each = [bisect([server], device, planned, shorter)[0] for _ in range(3)]
@@ -364,8 +374,8 @@ def real(effort: Effort) -> dict[str, object]:
     found = median(rated) if rated else None
     off = None if found is None else found / planned - 1
     return {
-        "model": REAL,
-        "slo_ms": REAL_SLO * 1e3,
+        "model": name,
+        "slo_ms": slo * 1e3,
         "curve": as_curve(points),
         "noise": round(noise, 4),
         "infer_cores": round(busy, 3),
@@ -398,10 +408,10 @@ def beside_the_batch(server: CarpoolServer, device: Device, busy: float, effort:
     return max(0.0, (spent + generator) / max(1, len(fallen.drops)) - each * device.curve.times[1])
 
 
-def profiled(path: Path) -> dict[str, Any]:
+def profiled(path: Path, slo: float) -> dict[str, Any]:
     command = [str(Path(sys.executable).with_name("carpool")), "profile", str(path), "--json"]
     done = subprocess.run(
-        [*command, "--slo-ms", f"{REAL_SLO * 1e3:g}"], capture_output=True, text=True, check=False
+        [*command, "--slo-ms", f"{slo * 1e3:g}"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise LoadError(f"carpool profile failed: {done.stderr[-500:]}")
@@ -413,36 +423,41 @@ def profiled(path: Path) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, object]) -> str:
-    known = found["learned"]
+    lines = as_text_of_pretended(found) if "learned" in found else []
+    listed = found.get("real", [])
+    assert isinstance(listed, list)
+    for one in listed:
+        lines += ["", *as_text_of_real(one)]
+    return "\n".join(lines)
+
+
+def as_text_of_pretended(found: dict[str, object]) -> list[str]:
+    known, light = found["learned"], found["light_load"]
     assert isinstance(known, dict)
-    lines = [
+    assert isinstance(light, dict)
+    return [
         f"a device of {found['curve']} ms, promise {found['slo_ms']:g} ms; its servers believe "
         f"{known['curve']} ms, noise {100 * known['noise']:.1f} %",
         "",
-    ]
-    lines += compared(found)
-    light = found["light_load"]
-    assert isinstance(light, dict)
-    lines += [
+        *compared(found),
         "",
         f"light load: {light['rate_rps']:g}/s ({100 * LIGHT:g} %): p50 {light['p50_ms']:g} ms, of which the "
         f"protocol {light['protocol_ms']:g}; the rest is {light['ratio']:.3f} × the "
         f"{light['batch1_ms']:g} ms of one image (≤ {WITHIN['light_load']}: {said(light['ok'])})",
     ]
-    if isinstance(real := found.get("real"), dict):
-        lines += ["", f"{real['model']} on the CPU"]
-        if "left_out" in real:
-            return "\n".join([*lines, str(real["left_out"])])
-        lines[-1] += (
-            f", promise {real['slo_ms']:g} ms, curve {real['curve']}, noise {100 * real['noise']:.1f} %"
-        )
-        lines += [
-            f"the generator, the front end and the model share {CORES} cores: a batch keeps "
-            f"{real['infer_cores']:g} busy, and a request takes {real['beside_ms']:g} ms of one beside it",
-            "",
-        ]
-        lines += compared(real, WITHIN_REAL)
-    return "\n".join(lines)
+
+
+def as_text_of_real(real: dict[str, Any]) -> list[str]:
+    if "left_out" in real:
+        return [f"{real['model']} on the CPU: left out, {real['left_out']}"]
+    return [
+        f"{real['model']} on the CPU, promise {real['slo_ms']:g} ms, curve {real['curve']}, noise "
+        f"{100 * real['noise']:.1f} %",
+        f"the generator, the front end and the model share {CORES} cores: a batch keeps "
+        f"{real['infer_cores']:g} busy, and a request takes {real['beside_ms']:g} ms of one beside it",
+        "",
+        *compared(real, WITHIN_REAL),
+    ]
 
 
 def compared(found: dict[str, object], within: Mapping[str, float] = WITHIN) -> list[str]:
