@@ -130,6 +130,15 @@ def test_all_parts_of_a_pipelines_probe_run_whatever_is_believed() -> None:
         core.finished(batch, 0.01, 0.001)
 
 
+def test_a_step_with_less_than_the_models_own_promise_is_no_probe() -> None:
+    """A cascade that promises 4 ms cannot have the large model, which takes 5: that is known, and no news."""
+    job = Job(0.0, deadline=0.004)
+    job.own_course().promise = 0.004
+    refusal = scheduler().offer(job, 0.0)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+
+
 def test_a_step_with_others_after_it_is_no_probe_of_its_own() -> None:
     core = scheduler(slo=0.012)
     core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0

@@ -140,7 +140,7 @@ def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
     """
     if job.course.probe:
         return True
-    promise = job.course.promise or slo
+    promise = max(job.course.promise, slo)  # with less than the model's own, a step proves nothing
     if job.course.later or job.deadline - job.arrived < 0.99 * promise or now >= job.due:
         return False
     if job.course.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
