@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -16,6 +16,8 @@ from PIL import Image
 
 from carpool.errors import Refused
 from carpool.extensions.tiles.settings import OPTIONS
+from carpool.extensions.tiles.tile_run import TileRun, TilesUnderWay
+from carpool.types import Timing
 from carpool.vision.mask_regions import from_run_lengths
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Client, Response
@@ -267,6 +269,73 @@ def test_only_the_engine_judges_how_long_it_takes(served: FrontEnd, client: Clie
     served.door.refusal = Refused("no time", reason="overload")
     assert client.post("/detect?model=finder", mosaic(RED)).status == 429
     assert answer(client.post(f"/detect{QUERY}", mosaic(RED, RED)))["tiles"]["count"] == 2
+
+
+class Waits:
+    """Stands in for a run: takes what it wants when there is room."""
+
+    def __init__(self, room: TilesUnderWay, wants: int) -> None:
+        self.room, self.wants, self.has = room, wants, 0
+
+    def go_on(self) -> None:
+        while self.wants and self.room.take(cast("TileRun", self), 2):
+            self.wants, self.has = self.wants - 2, self.has + 2
+
+    def gives(self) -> None:
+        self.has -= 2
+        self.room.give(2)
+        self.go_on()
+
+
+def test_tiles_of_all_clients_take_half_of_the_slo() -> None:
+    room = TilesUnderWay(0.4)
+    room.ran(Timing(infer=0.05 * 4, batch=4))  # as it assumed: 50 ms each
+    runs = [Waits(room, 100) for _ in range(3)]
+    for run in runs:
+        run.go_on()
+    assert [run.has for run in runs] == [4, 0, 0]  # 200 ms
+    for number in range(60):
+        max(runs, key=lambda run: run.has).gives()
+        assert sum(run.has for run in runs) == 4, number
+    taken = [100 - run.wants for run in runs]
+    assert max(taken) - min(taken) <= 8  # in turn
+
+
+def test_one_alone_runs_however_long_it_takes() -> None:
+    room = TilesUnderWay(0.01)
+    for _ in range(50):
+        room.ran(Timing(infer=1.0, batch=1))
+    run = Waits(room, 4)
+    run.go_on()
+    assert run.has == 2
+    run.gives()
+    assert (run.has, run.wants) == (2, 0)
+
+
+def test_without_a_promise_only_each_image_is_bounded() -> None:
+    run = Waits(TilesUnderWay(None), 100)
+    run.go_on()
+    assert run.has == 100
+
+
+def test_clients_that_leave_give_their_room_to_others() -> None:
+    with front_end(detector(mode="promise")) as served:
+        door = served.door
+        door.held = True
+        data = mosaic(*[RED, BLUE] * 8)
+        head = b"POST /detect?model=finder&tile=32&overlap=0 HTTP/1.1\r\nHost: x\r\n"
+        request = head + b"Content-Length: %d\r\n\r\n" % len(data) + data
+        with served.connect() as first, served.connect() as second:
+            first.send(request)
+            until(lambda: sum(call.head.batch for call in door.calls) > 2)
+            second.send(request)
+            until(lambda: len(door.trips) == 2 and all(call.is_ready for call in door.calls))
+            others = [call for call in door.calls if call.booking is door.trips[1]]
+            assert len(others) == 1  # its first part, which the engine has let in
+            first.reset()
+            until(lambda: sum(call.booking is door.trips[1] for call in door.calls) > 1)
+            second.reset()
+            until(lambda: all(call.cancelled for call in door.calls))
 
 
 # ---- masks, points and drawings

@@ -32,6 +32,7 @@ from carpool.frontend.calls.thread_errors import explained
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import PictureJob
+from carpool.link.catalog import ModelEntry
 from carpool.link.engine_client import Answer, Ask, Call, Hears, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.types import Array, Datatype, Tensor, Timing
@@ -44,6 +45,52 @@ _BATCHES_AT_ONCE, _REQUESTS_OF_BATCH = 2, 4
 work while others are cut. A batch has several requests, so that those of others fit between them."""
 _WORTH_TELLING = 64
 """Of more parts a client hears how many are done, if it wants events."""
+
+
+_MOST_KEPT = 64  # versions of which it is known what is under way
+_OF_SLO = 0.5
+"""What the tiles of all clients under way take of the SLO of an image: another image waits no longer."""
+_BEFORE_ANY = 8  # images in one SLO, before the first was seen
+_LEARNING = 0.2  # how much the newest batch counts
+
+
+class TilesUnderWay:
+    """Bounds what the tiles of all clients of this front end have under way for one version. Runs that wait
+    for room go on in turn."""
+
+    def __init__(self, slo: float | None) -> None:
+        self._slo = slo
+        self._each = (slo or 0.0) / _BEFORE_ANY  # seconds of an image
+        self._images = 0
+        self._waiting: deque[TileRun] = deque()
+
+    def take(self, run: TileRun, images: int) -> bool:
+        """Returns whether there is room; else the run goes on when there is."""
+        full = self._slo is not None and (self._images + images) * self._each > _OF_SLO * self._slo
+        if full and self._images:  # one alone need not wait, however long it takes
+            if run not in self._waiting:
+                self._waiting.append(run)
+            return False
+        self._images += images
+        return True
+
+    def begin(self, images: int) -> None:
+        """Counts images that the engine has let in."""
+        self._images += images
+
+    def give(self, images: int) -> None:
+        self._images -= images
+        while self._waiting:
+            run, before = self._waiting.popleft(), self._images
+            run.go_on()
+            if self._images == before and run in self._waiting:  # it is still the next one
+                self._waiting.remove(run)
+                self._waiting.appendleft(run)
+                return
+
+    def ran(self, timing: Timing) -> None:
+        took = (timing.input + timing.infer + timing.output) / max(1, timing.batch)
+        self._each += _LEARNING * (took - self._each)
 
 
 class PartRequest:
@@ -80,7 +127,8 @@ class RequestHears(OneAnswer):
 class TileRun:
     """Implements `Call`."""
 
-    def __init__(self, service: PictureService, ask: Ask, hears: Hears) -> None:
+    def __init__(self, service: PictureService, ask: Ask, hears: Hears, room: TilesUnderWay) -> None:
+        self._room = room
         pictures = ask.handling.content
         assert isinstance(pictures, SentPictures)
         assert isinstance(pictures.model, TiledModel)
@@ -126,6 +174,7 @@ class TileRun:
         request = PartRequest(self._parts[:1])
         request.call = self._service.engine.infer(self._asked, RequestHears(self, request))
         self._under_way[request] = 1
+        self._room.begin(1)
 
     # ── as `Call` ──
 
@@ -158,6 +207,10 @@ class TileRun:
 
     # ── the parts ──
 
+    def go_on(self) -> None:
+        """There may be room again."""
+        self._guarded(self._go_on)
+
     def _go_on(self) -> None:
         """Cuts as many parts as may be under way."""
         while self._waiting and self._hears is not None:
@@ -166,14 +219,18 @@ class TileRun:
             if under_way and under_way + len(request.parts) > self._most:
                 return
             head = self._model.heads(len(request.parts))
+            if not self._room.take(self, len(request.parts)):
+                return
+            self._waiting.popleft()
+            self._under_way[request] = len(request.parts)
             try:
                 request.slot = self._service.engine.slot(head.tail_size)
             except Unavailable:
-                if under_way:
-                    return  # goes on when one of its own is given back
-                raise
-            self._waiting.popleft()
-            self._under_way[request] = len(request.parts)
+                if not under_way:
+                    raise
+                self._waiting.appendleft(request)  # goes on when one of its own is given back
+                self._room.give(self._under_way.pop(request))
+                return
             self._cut(request)
 
     def _cut(self, request: PartRequest) -> None:
@@ -226,6 +283,7 @@ class TileRun:
         self._count_time(timing)
         self._last = max(self._last, answer, key=lambda one: one.sent)
         self._service.ran(self._model.entry, timing)
+        self._room.ran(timing)
         work = partial(self._model.found, answer.outputs, request.parts, self._pictures.options)
         self._service.workers.finish(work, partial(self._was_read, request))
         request.reads = True
@@ -255,7 +313,7 @@ class TileRun:
         if found is None:
             self._end(explained(error, self._model.entry.name))
             return
-        del self._under_way[request]
+        self._room.give(self._under_way.pop(request))
         self._found += found
         self._done += len(request.parts)
         if self._done < self._count:
@@ -313,6 +371,7 @@ class TileRun:
         with ExitStack() as rest:
             for request in under_way:
                 rest.callback(self._drop, request)
+            rest.callback(self._room.give, sum(under_way.values()))
             rest.callback(partial(self._group.over, answered=False))  # unless it was said to be answered
 
     def _drop(self, request: PartRequest) -> None:
@@ -346,8 +405,15 @@ class TileClient:
 
     def __init__(self, service: Callable[[], PictureService]) -> None:
         self._service = service
+        self._rooms: dict[int, tuple[ModelEntry, TilesUnderWay]] = {}  # by the entry's key
 
     def infer(self, ask: Ask, hears: Hears) -> Call:
-        run = TileRun(self._service(), ask, hears)
+        entry = ask.entry
+        kept = self._rooms.get(entry.key)
+        if kept is None or (kept[0].name, kept[0].batching) != (entry.name, entry.batching):
+            if len(self._rooms) >= _MOST_KEPT:
+                self._rooms.clear()
+            kept = self._rooms[entry.key] = entry, TilesUnderWay(entry.batching.slo)
+        run = TileRun(self._service(), ask, hears, kept[1])
         run.begin()
         return run
