@@ -424,23 +424,70 @@ def architecture() -> None:
         '<rect class="extension" x="16" y="340" width="22" height="14"/>',
         '<text class="small" x="46" y="352">extensions</text>',
     ]
+    _write_boxes("architecture.svg", 960, 396, parts)
+
+
+def optimize() -> None:
+    """Draws which images go where in `carpool optimize`, and what decides."""
+    parts = [
+        _box(16, 76, 120, 78, "your images", "400 or more,", "labels or none"),
+        _box(184, 16, 190, 62, "to calibrate with", "a quarter, at most 128"),
+        _box(184, 152, 190, 62, "held back", "300; no quantizer", "sees them"),
+        _box(
+            422,
+            16,
+            236,
+            78,
+            "forms",
+            "onnxruntime, OpenVINO; fp32, int8;",
+            "sensitive layers in fp32",
+            kind="process",
+        ),
+        _box(422, 152, 236, 62, "the same answers?", "against the model as it is,", "or against labels"),
+        _box(
+            706,
+            16,
+            238,
+            78,
+            "how much faster?",
+            "in turns with the model as it is:",
+            "capacity within the SLO",
+        ),
+        _box(706, 152, 114, 62, "2/", "with report"),
+        _box(830, 152, 114, 62, "keep", "and why"),
+        _arrow((136, 105), (160, 105), (160, 47), (182, 47)),
+        _arrow((136, 125), (160, 125), (160, 183), (182, 183)),
+        _arrow((374, 47), (420, 47)),
+        _arrow((374, 183), (420, 183)),
+        _arrow((540, 94), (540, 150)),
+        _arrow((658, 183), (682, 183), (682, 55), (704, 55)),
+        _arrow((763, 94), (763, 150)),
+        _arrow((887, 94), (887, 150)),
+        '<text class="small" x="770" y="126">a gain</text>',
+        '<text class="small" x="894" y="126">none</text>',
+    ]
+    _write_boxes("optimize.svg", 960, 230, parts)
+
+
+def _write_boxes(name: str, width: int, height: int, parts: list[str]) -> None:
     head = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 396" width="960" height="396" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">'
     )
     marker = (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto-start-reverse"><path d="M 0 0 L 8 4 L 0 8 z"/></marker></defs>'
     )
-    paper = '<rect class="paper" width="960" height="396"/>'
+    paper = f'<rect class="paper" width="{width}" height="{height}"/>'
     text = "\n".join([head, f"<style>{_STYLE}</style>", marker, paper, *parts, "</svg>\n"])
-    (IMAGES / "architecture.svg").write_text(text, "utf-8")
+    (IMAGES / name).write_text(text, "utf-8")
 
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     pictures = (
         *(batch_curve, over_load, surge, lanes, cameras, rollout_states, cascade),
-        *(scaled_surge, million_day, architecture),
+        *(scaled_surge, million_day, architecture, optimize),
     )
     wanted = set(sys.argv[1:])
     for draw in pictures:
