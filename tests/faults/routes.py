@@ -26,7 +26,7 @@ from carpool.errors import ModelError
 from carpool.extensions.pipelines.pipeline_route import PipelineRoute
 from carpool.frontend.link_client import LinkClient
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.process import front_ends, start
+from carpool.process import front_ends, lone_server
 from carpool.types import Array
 from faults.injection import Fault, Point
 from frontend.http.harness import Client
@@ -232,7 +232,7 @@ def _of_pictures() -> dict[str, int]:
 def routes(folder: Path, **settings: Any) -> Iterator[Routes]:
     global _load
     joined: list[tuple[EngineSide, LinkClient]] = []
-    real_joined, real_http = start._joined, front_ends.http
+    real_joined, real_http = lone_server._joined, front_ends.http
 
     async def join(*given: Any) -> Any:
         joined.append(await real_joined(*given))
@@ -246,7 +246,7 @@ def routes(folder: Path, **settings: Any) -> Iterator[Routes]:
     with pytest.MonkeyPatch.context() as patch:
         _load = __import__("carpool.backends").backends.load
         patch.setattr("carpool.backends.load", load)
-        patch.setattr(start, "_joined", join)
+        patch.setattr(lone_server, "_joined", join)
         patch.setattr(front_ends, "http", http)
         home, state = write_models(folder), folder.parent / "state"
         with whole_server(home, state_dir=state, allow_rollouts=True, **settings) as server:
