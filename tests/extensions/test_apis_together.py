@@ -223,6 +223,7 @@ def connect(server: WholeServer) -> Client:
 def test_each_answer_is_of_the_version_that_its_source_gets(tmp_path: Path) -> None:
     """The candidate answers otherwise: what a protocol says is what /classify says to the same source."""
     plan = "[rollout]\nshadow = 0\ncanary = [0.5]\ncanary_h = 24\nleast = 100000\n"
+    plan += "[rollout.guards]\ndisagreement = false\nlate = false\nerrors = false\n"
     home = repository(tmp_path, STRAIGHT, TURNED, more=plan)
     settings = {"state_dir": tmp_path / "state", "cache_dir": tmp_path / "cache", "api": tuple(CLASSIFY)}
     with whole_server(home, **settings) as server, connect(server) as client:

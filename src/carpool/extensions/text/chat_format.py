@@ -171,17 +171,10 @@ def _parts(content: object, where: str) -> Sequence[tuple[str, object]]:
 
 def _read_part(part: object, where: str) -> tuple[str, str]:
     """Returns its text, or the address of its picture."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise wrong(f"{where}.type", f"{where} must be an object with a type: text or image_url")
-    if kind == "text":
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise wrong(f"{where}.text", f"{where}.text must be a string")
+    text = text_of(part, where, ("text",), "image_url")
+    if text is not None:
         return text, ""
-    if kind != "image_url":
-        why = SOUND if "audio" in kind else "it must be text or image_url"
-        raise wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
+    assert isinstance(part, dict)
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, dict) else None
     if not isinstance(url, str) or not url:
@@ -190,6 +183,22 @@ def _read_part(part: object, where: str) -> tuple[str, str]:
             f'{where}.image_url must be an object like {{"url": "{_ONE_PICTURE}"}}',
         )
     return "", url
+
+
+def text_of(part: object, where: str, texts: Sequence[str], image: str) -> str | None:
+    """Returns the text of a part, and nothing for an image. The types of both are given."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise wrong(f"{where}.type", f"{where} must be an object with a type: {texts[0]} or {image}")
+    if kind in texts:
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise wrong(f"{where}.text", f"{where}.text must be a string")
+        return text
+    if kind != image:
+        why = SOUND if "audio" in kind else f"it must be {texts[0]} or {image}"
+        raise wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
+    return None
 
 
 def read_url(url: str, where: str) -> bytes:

@@ -16,7 +16,6 @@ from carpool.extensions.text.chat_format import (
     IN_BOTH,
     NOTHING_HELD,
     PLAIN,
-    SOUND,
     TOOLS,
     Chat,
     OtherFields,
@@ -29,6 +28,7 @@ from carpool.extensions.text.chat_format import (
     read_model,
     read_stream_options,
     read_url,
+    text_of,
     wrong,
 )
 from carpool.wire.head import load_object
@@ -99,17 +99,10 @@ def _read_input(given: object) -> tuple[bytes, str]:
 
 def _read_part(part: object, where: str) -> tuple[str, str]:
     """Returns its text, or the address of its image."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise wrong(f"{where}.type", f"{where} must be an object with a type: input_text or input_image")
-    if kind in _TEXTS:
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise wrong(f"{where}.text", f"{where}.text must be a string")
+    text = text_of(part, where, _TEXTS, "input_image")
+    if text is not None:
         return text, ""
-    if kind != "input_image":
-        why = SOUND if "audio" in kind else "it must be input_text or input_image"
-        raise wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
+    assert isinstance(part, dict)
     url = part.get("image_url")
     if not isinstance(url, str) or not url:
         why = "files are not stored: send a data: URL" if part.get("file_id") else "it must be a data: URL"
