@@ -24,15 +24,6 @@ from carpool.observe.counters import Row
 from carpool.wire.v2 import encode_error
 
 
-class ProgressRoute(ImageRoute):
-    in_parts = True
-
-    def parts(self, exchange: Exchange, target: ImageTarget) -> Progress | None:
-        if not isinstance(target.model, TiledModel) or target.drawn is not None:
-            return None
-        return Progress(exchange, self.service.server_row)
-
-
 class Progress:
     """Implements `AnswerInParts`. The head goes out with the first event."""
 
@@ -69,7 +60,14 @@ class Progress:
 
 
 def _start(task: str, service: HttpService, head: HttpHead, _variables: Variables) -> Start:
-    return ProgressRoute(service, head, task).begin
+    def progress(exchange: Exchange, target: ImageTarget) -> Progress | None:
+        if not isinstance(target.model, TiledModel) or target.drawn is not None:
+            return None
+        return Progress(exchange, service.server_row)
+
+    route = ImageRoute(service, head, task)
+    route.in_parts, route.writer = True, progress
+    return route.begin
 
 
 start_detect = partial(_start, Task.DETECT)

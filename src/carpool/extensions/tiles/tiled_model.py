@@ -40,12 +40,11 @@ class WholePictureModel(PictureModel):
 
 
 class TiledModel(PictureModel):
-    keeps_pixels = True
-    patient = True  # each tile has the SLO of an image
-
     def __init__(self, plain: PictureModel, settings: TileSettings) -> None:
         super().__init__(plain.entry)
         self.plain = plain
+        self.keeps_pixels = True
+        self.patient = True  # each tile has the SLO of an image
         self.head = plain.head  # the same object: by that the link knows it again
         table = self.settings.table
         self.maps = isinstance(table, SegmentSettings) and table.format in _MAPS

@@ -92,6 +92,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         """Takes the `model` and `version` that the path names; and what is `asked`, where the head does not
         say it."""
         self.makes = ImageRequest
+        self.writer: Callable[[Exchange, ImageTarget], AnswerInParts | None] | None = None
         self.asked = read_image_head(head, version) if asked is None else asked
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(self.asked.version))
         self._task = task
@@ -158,7 +159,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def parts(self, exchange: Exchange, target: ImageTarget) -> AnswerInParts | None:
         """Returns what writes the answer in parts; None: it is one document."""
-        return None
+        return None if self.writer is None else self.writer(exchange, target)
 
     def target_with(self, fields: Mapping[str, str], target: ImageTarget) -> ImageTarget:
         """Returns the target with the options that stand in a form, too."""
