@@ -34,7 +34,7 @@ from carpool import backends
 from carpool.config.repository import find_models
 from carpool.demo import demo_models, pictures
 from carpool.engine.loading.loading import Loading
-from carpool.engine.profile.instance_layout import Layout, close_all
+from carpool.engine.profile.layouts import Layout, close_all
 from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.engine.run.model_inputs import signature_of

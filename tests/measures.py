@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "carpool"
 
 # By process layout: files and lines of the package that all processes of a server of one plain ONNX model
 # have loaded after 20 requests. The goals are 200 files with 38,000 lines, and 43,000 lines with gRPC.
-LOADED: Mapping[str, tuple[int, int]] = {"HTTP": (216, 40_400), "HTTP and gRPC": (233, 45_700)}
+LOADED: Mapping[str, tuple[int, int]] = {"HTTP": (214, 39_200), "HTTP and gRPC": (231, 44_450)}
 LINES_UNSAID = 400
 """So many lines fewer than LOADED says are no failure: files change for other reasons, too."""
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from carpool.cli.verb_options import HasTraffic
+from carpool.cli.shared_options import HasTraffic
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Bursty, Cameras, Recording, poisson, trace
 

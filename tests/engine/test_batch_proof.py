@@ -16,7 +16,7 @@ from carpool.config.model import ModelConfig, ModelSignature, TensorSignature
 from carpool.config.repository import find_models
 from carpool.engine.loading.batch_proof import RULE, must_be_proven, prove
 from carpool.engine.loading.loading import Loading, Ready
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Measuring, Point
 from carpool.engine.profile.model_profile import Profile, ProfileStore, read_profile
 from carpool.errors import ModelError

@@ -16,7 +16,7 @@ from carpool.config.toml import toml_config
 from carpool.core.curve import BatchCurve
 from carpool.engine.engine import Engine
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Effort, Measured, Measuring, Point
 from carpool.engine.profile.model_profile import Profile, choices
 from carpool.engine.run.batch import Outcome, Work

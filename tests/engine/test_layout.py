@@ -12,14 +12,9 @@ from dataclasses import replace
 import pytest
 
 from carpool.engine.profile.hardware import CpuTaken
-from carpool.engine.profile.instance_layout import (
-    Layout,
-    Trying,
-    choose_by_capacity,
-    choose_threads,
-    even_layouts,
-    other_work,
-)
+from carpool.engine.profile.instance_layout import choose_threads
+from carpool.engine.profile.layout_trials import choose_by_capacity, even_layouts
+from carpool.engine.profile.layouts import Layout, Trying, other_work
 from carpool.errors import ModelError
 from engine.timed import SIGNATURE, Clock, Timed
 from later import first, later

@@ -26,7 +26,7 @@ from carpool.config.repository import ModelVersion, with_promise
 from carpool.core.objectives import Promise
 from carpool.engine.loading.loading import Loading, Ready
 from carpool.engine.profile.hardware import CpuTaken
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array

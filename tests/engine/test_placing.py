@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import InstanceGroup, InstanceKind, ModelConfig, ModelSignature
+from carpool.engine.profile.gpu_layouts import choose_on_gpus, usual_on_gpus
 from carpool.engine.profile.hardware import gpu_count
-from carpool.engine.profile.instance_layout import choose_on_gpus, places, usual_on_gpus
+from carpool.engine.profile.instance_layout import places
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.config.backend_kinds import kinds
 from carpool.core.curve import BatchCurve
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import (
     BatchProof,

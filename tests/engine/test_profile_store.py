@@ -12,7 +12,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.objectives import Promise
 from carpool.engine.profile import shared_profiles
 from carpool.engine.profile.hardware import Hardware, hardware, process_age
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import (
     Key,

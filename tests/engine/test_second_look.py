@@ -19,7 +19,7 @@ from carpool.engine.models.batch_runtime import BatchRuntime, wants_second_look
 from carpool.engine.models.second_look import SecondLook
 from carpool.engine.models.served import Served
 from carpool.engine.profile.hardware import CpuTaken
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 

@@ -14,7 +14,7 @@ from enum import Enum
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from carpool.cli.verb_options import LISTED_LAST, Declared
+from carpool.cli.verb_options import Declared
 from carpool.errors import InvalidInput
 
 
@@ -70,7 +70,8 @@ HELP = flag("help", "Show this message and exit.")
 def params_of(verb: type[Any]) -> list[Param]:
     """Returns a verb's arguments and options in the order in which its help lists them."""
     hints = get_type_hints(verb, include_extras=True)
-    late = {name for base in LISTED_LAST if issubclass(verb, base) for name in base.__annotations__}
+    bases = [base for base in verb.__mro__ if "listed_last" in vars(base)]
+    late = {name for base in bases for name in base.__annotations__}
     found = []
     for one in sorted(fields(verb), key=lambda one: one.name in late):
         hint, declared = hints[one.name], one.metadata.get("option")

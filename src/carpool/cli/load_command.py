@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
@@ -43,7 +44,7 @@ _REQUESTS = "Requests"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load(o.AsksServer, o.HasTraffic):
+class Load(o.AsksServer, shared.HasTraffic):
     """Send load to a running server, and measure responses and latencies.
 
     Open loop: 500 requests/s, and how many are answered within 50 ms:
@@ -213,7 +214,7 @@ def aim_of(options: Load) -> Aim:
     for name, _ in priorities:
         if not name.isascii() or not name.isdigit() or len(name) > 9:
             raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}")
-    shapes = dict(o.shape(text) for text in options.shapes or ())
+    shapes = dict(shared.shape(text) for text in options.shapes or ())
     distinct = o.whole("--distinct", options.distinct, least=1, most=10_000)
     deadline = options.deadline_ms
     return Aim(

@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
+class PlanVerb(shared.HasCurve, shared.HasTraffic, shared.SharesCores):
     """Plan how many replicas meet an SLO, with which settings, at what cost, and why.
 
     500 requests a second, which triple for ten seconds now and then:
@@ -100,7 +101,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
         instances = o.whole("--instances", self.instances, least=1, most=1024)
         return FleetQuestion(
             curve,
-            o.slo(self.slo_ms, curve, steps),
+            shared.slo(self.slo_ms, curve, steps),
             self._rate(traffic),
             surge=o.number("--surge", self.surge, least=1, most=1000),
             surge_seconds=o.number("--surge-seconds", self.surge_seconds, above=0),

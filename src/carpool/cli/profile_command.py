@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from urllib.parse import quote
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.core.numerals import numeral
@@ -86,13 +87,13 @@ class ProfileVerb(o.AsksServer):
     def _measure(self) -> None:
         from carpool.lab.batch_profile import ProfileQuestion, the_model
 
-        o.drawing(self.plot)
+        shared.drawing(self.plot)
         like = "ms like 30,50,100"
-        slos_ms = o.numbers("--slo-ms", self.slo_ms, example=like, at_most="16 SLOs", above=0, most=1e7)
+        slos_ms = shared.numbers("--slo-ms", self.slo_ms, example=like, at_most="16 SLOs", above=0, most=1e7)
         question = ProfileQuestion(
             Path(self.model),
             self.name,
-            o.sizes("--sizes", self.sizes),
+            shared.sizes("--sizes", self.sizes),
             tuple(ms / 1e3 for ms in slos_ms),
             o.whole("--repeats", self.repeats, least=2, most=10_000),
             None if self.instances is None else o.whole("--instances", self.instances, least=1, most=256),

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.day_options import HasDay
@@ -39,7 +40,7 @@ Overload = StrEnum("Overload", ["quick", "refuse"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(o.HasCurve, o.HasTraffic, HasDay):
+class Simulate(shared.HasCurve, shared.HasTraffic, HasDay):
     """Simulate traffic in virtual time, with the server's own scheduler.
 
     Three times the capacity within the SLO, compared with other ways of batching:
@@ -145,7 +146,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay):
 
         if self.slo_ms == inf:
             raise InvalidInput("Missing option '--slo-ms': the SLO, in ms")
-        o.drawing(self.plot)
+        shared.drawing(self.plot)
         fixed = self.mode is Mode.knobs
         self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=fixed)
         if self.day:
@@ -203,7 +204,7 @@ def _scenario(options: Simulate) -> Scenario:
     from carpool.sim.simulation import Scenario
 
     curve, steps = options.curve_and_steps()
-    slo = o.slo(options.slo_ms, curve, steps)
+    slo = shared.slo(options.slo_ms, curve, steps)
     if steps and options.latest:
         raise InvalidInput("--latest is for one model: it cannot be given with --step")
     traffic = traffic_of(options)
@@ -260,7 +261,7 @@ def _fixed(options: Simulate, curve: BatchCurve) -> FixedBatching:
         timeout=o.number("--queue-timeout-ms", options.queue_timeout_ms, most=1e7) / 1e3,
         action=TimeoutAction(options.timeout_action.value),
     )
-    preferred = o.sizes("--preferred", options.preferred, most=curve.max_batch)
+    preferred = shared.sizes("--preferred", options.preferred, most=curve.max_batch)
     delay = o.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3
     return FixedBatching(curve.max_batch, preferred=preferred, max_delay=delay, limits=limits)
 

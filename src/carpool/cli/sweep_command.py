@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput, Unreachable
@@ -187,8 +188,8 @@ def order_of(options: Sweep) -> SweepOrder:
     if options.curve and options.step:
         raise InvalidInput("--curve is for one model, and --step for a pipeline: give one of them")
     if options.curve:
-        o.batch_curve(options.curve, None, None)
-    o.pipeline_steps(options.step or [], None)
+        shared.batch_curve(options.curve, None, None)
+    shared.pipeline_steps(options.step or [], None)
     images = tuple(path.absolute() for path in options.images or ())
     read_pictures(images)
     if images and options.shapes:
@@ -207,7 +208,7 @@ def order_of(options: Sweep) -> SweepOrder:
         repeats=options.repeats,
         seed=options.seed,
         images=images,
-        shapes=dict(o.shape(text) for text in options.shapes or ()),
+        shapes=dict(shared.shape(text) for text in options.shapes or ()),
         curve=options.curve or "",
         steps=tuple(options.step or ()),
         instances=o.whole("--instances", options.instances, least=1, most=256),
@@ -231,7 +232,7 @@ def _settings(options: Sweep, source: ModelSource | None) -> tuple[float | None,
         policy = source.config.policy
         slo_ms = policy.slo * 1e3 if isinstance(policy, Promise) else SLO_MS
     delays = _rising("--max-delay-ms", options.max_delay_ms, most=60_000, example="0,5,20")
-    found = settings_of(options.mode, slo_ms, delays, o.sizes("--max-batch", options.max_batch))
+    found = settings_of(options.mode, slo_ms, delays, shared.sizes("--max-batch", options.max_batch))
     if len(found) > _MOST_SETTINGS:
         raise InvalidInput(
             f"these are {len(found)} settings, more than the limit of {_MOST_SETTINGS}: each has its own "
@@ -245,7 +246,7 @@ def _rising(
 ) -> tuple[float, ...]:
     """Returns numbers that rise and differ."""
     like = f"numbers like {example}"
-    found = o.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)
+    found = shared.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)
     return tuple(sorted({*found}))
 
 

@@ -21,7 +21,7 @@ from carpool.core.numerals import numeral
 from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch, gpu_count, hardware
-from carpool.engine.profile.instance_layout import Chosen, Layout
+from carpool.engine.profile.layouts import Chosen, Layout
 from carpool.engine.profile.measuring import Effort, Measuring, Point
 from carpool.engine.profile.model_profile import StartTimes, last_start
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all

@@ -17,7 +17,7 @@ from carpool.engine.loading.fixed_batches import rebatched
 from carpool.engine.loading.loading import Loading, as_pictures
 from carpool.engine.loading.trial import Examined, claims_of, examine, try_out
 from carpool.engine.profile.hardware import gpu_count
-from carpool.engine.profile.instance_layout import Layout, close_all
+from carpool.engine.profile.layouts import Layout, close_all
 from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.errors import CarpoolError, ConfigError

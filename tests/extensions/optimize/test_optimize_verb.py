@@ -15,7 +15,7 @@ from PIL import Image
 
 from backends import onnx_models
 from carpool.config.repository import find_models
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.errors import CarpoolError
 from carpool.extensions.optimize import capacity_trial, optimizing
 from carpool.extensions.optimize.capacity_trial import Form, LayoutCurve, Speed

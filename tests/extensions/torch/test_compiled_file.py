@@ -13,7 +13,7 @@ import pytest
 from carpool.config.fingerprint import COMPILED, content_digest, take_fingerprint
 from carpool.config.model import ModelConfig, PytorchSettings
 from carpool.config.repository import ModelVersion
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile, key_text
 from carpool.engine.profile.whole_file import write_whole

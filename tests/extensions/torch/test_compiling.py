@@ -13,7 +13,7 @@ import pytest
 
 from carpool.backends.backend import CompiledSize
 from carpool.core.curve import BatchCurve
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.extensions.torch import runner_process

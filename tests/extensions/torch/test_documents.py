@@ -26,7 +26,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
 from carpool.engine.loading.loading import Ready
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.extensions.drift.settings import DriftSettings

@@ -41,19 +41,8 @@ from carpool.engine.loading.batch_proof import (
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
-from carpool.engine.profile.instance_layout import (
-    Chosen,
-    Layout,
-    Trying,
-    choose_on_cpu,
-    choose_on_gpus,
-    close_all,
-    closed_if_it_fails,
-    instance_count,
-    is_possible,
-    places,
-    usual_on_gpus,
-)
+from carpool.engine.profile.instance_layout import choose_on_cpu, instance_count, is_possible, places
+from carpool.engine.profile.layouts import Chosen, Layout, Trying, close_all, closed_if_it_fails
 from carpool.engine.profile.measuring import (
     FOR_DEVICES,
     FOR_FIRST_ANSWERS,
@@ -533,6 +522,8 @@ class Loading:
             with closed_if_it_fails([backend]):
                 self._prove([backend])
             return backend
+
+        from carpool.engine.profile.gpu_layouts import choose_on_gpus, usual_on_gpus
 
         if self.behind and not any(group.given for group in self._model.config.instances):
             return usual_on_gpus(self._opener.gpus, open_one, decodes=self._model.encoded)

@@ -28,7 +28,7 @@ from carpool.core.numerals import apart, numeral
 from carpool.core.objectives import Promise
 from carpool.engine.profile.contention import Contention
 from carpool.engine.profile.hardware import Hardware, hardware
-from carpool.engine.profile.instance_layout import Layout
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, RunMemory
 from carpool.engine.profile.shared_profiles import (

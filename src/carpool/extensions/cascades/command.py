@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.written_files import write_file
@@ -80,7 +81,7 @@ class CascadeVerb:
         """Exits with 1 if it is not worth it: then nothing is written."""
         from carpool.extensions.cascades.cascade_tuning import tune
 
-        o.drawing(self.plot)
+        shared.drawing(self.plot)
         loss = _loss(self.loss)
         sample = self._sample()
         costs = _costs(self.costs) or sample.costs
@@ -156,7 +157,7 @@ def _costs(text: str | None) -> Costs | None:
 
     if text is None:
         return None
-    found = o.numbers("--costs", text, example="like 5.7,86.7", at_most="2", above=0, most=1e7)
+    found = shared.numbers("--costs", text, example="like 5.7,86.7", at_most="2", above=0, most=1e7)
     if len(found) != 2:
         raise InvalidInput("--costs must be two: the cheap model's and the large one's, like 5.7,86.7")
     return Costs(found[0] / 1e3, found[1] / 1e3)

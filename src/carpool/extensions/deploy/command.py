@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carpool.cli import shared_options as shared
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.written_files import make_folder, write_file
@@ -31,7 +32,7 @@ _HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployVerb(o.SharesCores):
+class DeployVerb(shared.SharesCores):
     """Write a balancer's configuration or Kubernetes manifests, or serve on Ray.
 
     HAProxy for two replicas, which run with --gate-status 503:
@@ -240,8 +241,8 @@ class DeployVerb(o.SharesCores):
         text, machine, unreliable, model_mb = self._curve(
             o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores
         )
-        curve = o.batch_curve(text, None, None)
-        slo = o.slo(self.slo_ms, curve)
+        curve = shared.batch_curve(text, None, None)
+        slo = shared.slo(self.slo_ms, curve)
         redundant = o.whole("--redundancy", self.redundancy, least=0, most=1000)
         wanted = Deployment(
             rate,

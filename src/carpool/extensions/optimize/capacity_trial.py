@@ -16,7 +16,8 @@ from carpool.core.curve import BatchCurve, sizes, slo_capacity
 from carpool.engine.loading.batch_proof import prove
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
-from carpool.engine.profile.instance_layout import Layout, even_layouts
+from carpool.engine.profile.layout_trials import even_layouts
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.engine.run.model_inputs import signature_of
 from carpool.lab.machine_share import Machine

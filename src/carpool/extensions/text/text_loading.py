@@ -20,7 +20,8 @@ from carpool.core.curve import BatchCurve, sizes
 from carpool.core.job import INFINITY
 from carpool.core.objectives import Promise
 from carpool.engine.loading.loading import Ready, ReportStep, settle
-from carpool.engine.profile.instance_layout import Layout, instance_count, places
+from carpool.engine.profile.instance_layout import instance_count, places
+from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.run.model_inputs import signature_of
