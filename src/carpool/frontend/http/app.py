@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from carpool.errors import CarpoolError
@@ -48,6 +49,16 @@ def _post(pattern: str, handler: Handler) -> UrlRoute[Starter]:
     return UrlRoute("POST", pattern, small_routes.per_request(handler))
 
 
+def _late(module: str, name: str) -> Handler:
+    """Returns a handler of this folder's module, which is imported with the first request for it."""
+
+    def handler(service: HttpService, exchange: Exchange, variables: Variables) -> BodyPlan:
+        found: Handler = getattr(import_module(f"carpool.frontend.http.{module}"), name)
+        return found(service, exchange, variables)
+
+    return handler
+
+
 def _starter_for(task: str | None) -> Starter:
     """Returns a starter for a route that takes images: for a task, or for a model that the path names."""
 
@@ -72,18 +83,18 @@ ROUTES: tuple[UrlRoute[Starter], ...] = (
     UrlRoute("POST", f"{_MODEL}/infer", start_infer),
     *(UrlRoute("POST", path, _starter_for(task)) for task, path in task_routes().items()),
     UrlRoute("POST", "/models/{model}/predict", _starter_for(None)),
-    _get("/", small_routes.front_page),
-    _get("/console/live", small_routes.console_live),
-    _get("/console/{file}", small_routes.console_file),
+    _get("/", _late("console_routes", "front_page")),
+    _get("/console/live", _late("console_routes", "console_live")),
+    _get("/console/{file}", _late("console_routes", "console_file")),
     _get("/openapi.json", _describe),
-    _get("/docs", small_routes.docs),
+    _get("/docs", _late("console_routes", "docs")),
     _get("/health", small_routes.health),
     _get("/metrics", small_routes.metrics),
     _get("/v2", small_routes.server_metadata),
     _get("/v2/health/live", small_routes.live),
     _get("/v2/health/ready", small_routes.ready),
     _get("/v2/models/stats", small_routes.statistics, ASKED_S),
-    _get("/v2/history", small_routes.history, _HISTORY_S),
+    _get("/v2/history", _late("console_routes", "history"), _HISTORY_S),
     _get(_MODEL, small_routes.about_model(documents.model_metadata)),
     _get(f"{_MODEL}/ready", small_routes.model_ready),
     _get(f"{_MODEL}/config", small_routes.about_model(documents.model_config)),
@@ -91,16 +102,18 @@ ROUTES: tuple[UrlRoute[Starter], ...] = (
     _get(f"{_MODEL}/profile", small_routes.profile, ASKED_S),
     _post("/v2/repository/index", small_routes.repository_index),
     _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
-    _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),
-    _post("/v2/repository[/{repository}]/models/{model}/unload", small_routes.unload),
-    _get("/v2/systemsharedmemory[/region/{region}]/status", small_routes.system_status),
-    _post("/v2/systemsharedmemory/region/{region}/register", small_routes.register_system),
-    _post("/v2/systemsharedmemory[/region/{region}]/unregister", small_routes.unregister_system),
-    _get("/v2/cudasharedmemory[/region/{region}]/status", small_routes.cuda_status),
-    _post("/v2/cudasharedmemory/region/{region}/register", small_routes.register_cuda),
-    _post("/v2/cudasharedmemory[/region/{region}]/unregister", small_routes.unregister_cuda),
-    _get("/v2/logging", small_routes.log_settings),
-    _post("/v2/logging", small_routes.update_log_settings),
+    _post("/v2/repository[/{repository}]/models/{model}/load", _late("control_routes", "load")),
+    _post("/v2/repository[/{repository}]/models/{model}/unload", _late("control_routes", "unload")),
+    _get("/v2/systemsharedmemory[/region/{region}]/status", _late("control_routes", "system_status")),
+    _post("/v2/systemsharedmemory/region/{region}/register", _late("control_routes", "register_system")),
+    _post(
+        "/v2/systemsharedmemory[/region/{region}]/unregister", _late("control_routes", "unregister_system")
+    ),
+    _get("/v2/cudasharedmemory[/region/{region}]/status", _late("control_routes", "cuda_status")),
+    _post("/v2/cudasharedmemory/region/{region}/register", _late("control_routes", "register_cuda")),
+    _post("/v2/cudasharedmemory[/region/{region}]/unregister", _late("control_routes", "unregister_cuda")),
+    _get("/v2/logging", _late("control_routes", "log_settings")),
+    _post("/v2/logging", _late("control_routes", "update_log_settings")),
 )
 
 

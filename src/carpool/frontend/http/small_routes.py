@@ -1,19 +1,17 @@
-"""The small routes: each takes the service, the exchange and the variables of its path. Documents and pages,
-and what the engine holds and every front end follows: models, clients' memory, settings.
+"""The small routes: each takes the service, the exchange and the variables of its path, and answers a
+document. Those of the console, and those that change what the engine holds, have files of their own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 from carpool import __version__
-from carpool.config.rules import MAX_FILE_NAME, nearest, shown
 from carpool.core.job import INFINITY
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
+from carpool.errors import CarpoolError, Unsupported
 from carpool.frontend import documents
-from carpool.frontend.access.keys import asked_by, holder
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready, not_serving
 from carpool.frontend.http.exchange import (
@@ -24,7 +22,6 @@ from carpool.frontend.http.exchange import (
     HttpHead,
     Start,
     answer_error,
-    choose_encoding,
 )
 from carpool.frontend.http.http_service import (
     Handler,
@@ -32,40 +29,17 @@ from carpool.frontend.http.http_service import (
     SharedPage,
     Starter,
     Variables,
-    answer_asset,
     answer_document,
-    site,
 )
-from carpool.frontend.http.query_text import read_query
 from carpool.link.catalog import Catalog, ModelEntry
-from carpool.observe.shared_history import KEPT_S
-from carpool.wire.head import load_object, read_object, shorten
+from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 
-Arguments: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
-
-_FILE = "file:"
-_TO_LOAD = ("config",)
-_TO_UNLOAD = ("unload_dependents",)
-_REGION_FIELDS = ("key", "offset", "byte_size")
 _MAX_JSON_BODY = 64 * 1024
 ASKED_S = 0.002  # of the engine's time, for a document that only it can write
-_MOST_TIME = 10**11  # seconds since 1970, which points are numbered by
 _METRICS_FIELDS = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
 _OPENMETRICS_FIELDS = b"content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"
 _WEIGHT = re.compile(rb";\s*q=([01](?:\.[0-9]{1,3})?)\s*(?:;|$)")
-_TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
-_TEXT = (
-    b"Carpool serves vision models over the v2 inference protocol.\n\n"
-    b"/                     in a browser: the console\n"
-    b"/docs                 in a browser: pictures in, answers out (POST /detect, /classify, ...)\n"
-    b"/v2                   this server and what it can do\n"
-    b"/v2/repository/index  its models (POST)\n"
-    b"/v2/health/ready      whether it serves\n"
-    b"/metrics              for Prometheus\n"
-)
-_LIVE_FIELDS = JSON_FIELDS + b"cache-control: no-store\r\n"
-_WORTH_COMPRESSING = 16 * 1024  # a page that looks at a few models is on the same machine or a near one
 
 
 def per_request(handler: Handler, cost: float = 0.0) -> Starter:
@@ -193,71 +167,6 @@ def _answer_ready(exchange: Exchange, is_ready: bool) -> None:
         exchange.respond(400, JSON_FIELDS, encode_error(not_serving()))
 
 
-def front_page(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """Answers with the console where a client accepts HTML; with a short text for curl and its like."""
-    if b"text/html" in exchange.head.headers.get(b"accept", b"").lower():
-        answer_asset(exchange, site()["index.html"], b"vary: accept\r\n")
-    else:
-        exchange.respond(200, _TEXT_FIELDS, _TEXT)
-
-
-def docs(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """The picture routes to read, written by the page itself from /openapi.json."""
-    answer_asset(exchange, site()["docs.html"])
-
-
-def console_file(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    asset = site().get(variables["file"])
-    if asset is None:
-        raise NotFound("the console has no such file")
-    answer_asset(exchange, asset)
-
-
-def console_live(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """Answers with the console's page: with `?model=…&version=…` also that model version's profile, as far as
-    the engine has reported it; with `?after=…` also the points of the history since then."""
-    page = service.live.read(service.engine)
-    asked = read_query(exchange.head.query)
-    if "model" in asked:
-        page = documents.with_profile(page, service.profiles.look(asked["model"], asked.get("version", "")))
-    if "after" in asked:
-        after = _whole(asked, "after", 0, _MOST_TIME)
-        page = documents.with_history(page, service.table, after, senders=_sees_senders(exchange))
-    _answer_page(service, exchange, page)
-
-
-def history(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """Answers what happened in the last `seconds`, or since the point with the number `after`."""
-    asked = read_query(exchange.head.query)
-    unknown = next((name for name in asked if name not in ("after", "seconds")), None)
-    if unknown is not None:
-        raise InvalidInput(f"{shorten(unknown)} is not a parameter; after and seconds are", field="query")
-    after = _whole(asked, "after", 0, _MOST_TIME)
-    seconds = _whole(asked, "seconds", KEPT_S, KEPT_S)
-    page = documents.history(service.table, after, seconds, senders=_sees_senders(exchange))
-    _answer_page(service, exchange, page)
-
-
-def _sees_senders(exchange: Exchange) -> bool:
-    """Sources and keys of others are for administrators, where keys are asked for."""
-    return exchange.who is None or exchange.who.admin
-
-
-def _whole(asked: Mapping[str, str], name: str, default: int, most: int) -> int:
-    text = asked.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
-        raise InvalidInput(f"{name} must be a whole number from 0 to {most}, not {shorten(text)}", field=name)
-    return int(text)
-
-
-def _answer_page(service: HttpService, exchange: Exchange, page: bytes) -> None:
-    encoding = choose_encoding(exchange.head.headers.get(b"accept-encoding", b""))
-    if encoding is None or len(page) < _WORTH_COMPRESSING:
-        exchange.respond(200, _LIVE_FIELDS, page)
-    else:
-        service.answer_compressed(exchange, _LIVE_FIELDS + b"vary: accept-encoding\r\n", page, encoding)
-
-
 def _wants_openmetrics(accepted: bytes) -> bool:
     """Returns whether a scraper prefers OpenMetrics to the plain text, which every scraper takes."""
     weights = {b"application/openmetrics-text": 0.0, b"text/plain": 0.0}
@@ -282,133 +191,3 @@ def answer_metrics(exchange: Exchange, page: SharedPage) -> None:
             exchange.respond(200, fields, written)
 
     page.ask(answer)
-
-
-# ── loading and unloading models ──
-
-
-def load(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
-    def arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
-        files = {
-            name.removeprefix(_FILE): text for name, text in parameters.items() if name.startswith(_FILE)
-        }
-        rest = {name: value for name, value in parameters.items() if not name.startswith(_FILE)}
-        _check_names(rest, _TO_LOAD)
-        for name, value in parameters.items():
-            if not isinstance(value, str):
-                raise InvalidInput(f"{name[:64]} must be a string", field=f"parameters.{name[:64]}")
-        for name in files:  # over gRPC, Triton's own example takes it for the server's fault
-            if len(name) > MAX_FILE_NAME:
-                raise InvalidInput(
-                    f"the name of a file has at most {MAX_FILE_NAME} characters", field=f"file:{name[:64]}"
-                )
-        return {"model": variables["model"], "config": rest.get("config"), "files": files}
-
-    return _ask(service, exchange, variables, "load", arguments)
-
-
-def unload(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
-    def arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
-        _check_names(parameters, _TO_UNLOAD)
-        dependents = parameters.get("unload_dependents", False)
-        if not isinstance(dependents, bool):
-            raise InvalidInput(
-                "unload_dependents must be true or false", field="parameters.unload_dependents"
-            )
-        return {"model": variables["model"], "dependents": dependents}
-
-    return _ask(service, exchange, variables, "unload", arguments)
-
-
-def _ask(
-    service: HttpService, exchange: Exchange, variables: Variables, what: str, arguments: Arguments
-) -> Collect:
-    if "repository" in variables:
-        raise Unsupported("naming one of several repositories is not available on this server")
-
-    def received(body: bytes | bytearray, _at: float) -> None:
-        try:
-            document = load_object(body, "request", tensors=False) if body.strip() else {}
-            asked = arguments(_parameters(document))
-        except CarpoolError as error:
-            answer_error(exchange, error)
-            return
-        service.answer_later(exchange, service.engine.ask(what, asked))
-
-    return Collect(service.max_body_bytes, received)
-
-
-def _parameters(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in document:
-        if name != "parameters":
-            raise InvalidInput(
-                f"unknown field {shown(name)}; {nearest(name, ['parameters'])}", field=name[:64]
-            )
-    parameters = document.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise InvalidInput('parameters must be an object like {"config": "…"}', field="parameters")
-    return read_object(parameters, "parameters")  # which bounds their number
-
-
-def _check_names(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in parameters:
-        if name not in known:
-            raise InvalidInput(
-                f"unknown parameter {shown(name)}; {nearest(name, known)}", field=f"parameters.{name[:64]}"
-            )
-
-
-# ── clients' shared memory: the catalogue has what is registered ──
-
-
-def system_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    name, owner = variables.get("region", ""), holder(exchange.who)
-    answer_document(exchange, documents.region_status(service.engine.catalog, name, owner))
-
-
-def register_system(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
-    def register(asked: dict[str, Any]) -> None:
-        given = {key: asked[key] for key in _REGION_FIELDS if key in asked}
-        arguments = {"name": variables["region"], **given, **asked_by(exchange.who)}
-        question = service.engine.ask("register-memory", arguments)
-        service.answer_later(exchange, question)
-
-    return with_json(exchange, register)
-
-
-def unregister_system(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    name = variables.get("region", "")
-    asked = {"name": name, **asked_by(exchange.who)}
-    service.answer_later(exchange, service.engine.ask("unregister-memory", asked))
-
-
-def cuda_status(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    if "region" in variables:
-        raise NotFound(
-            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; this server has none"
-        )
-    answer_document(exchange, [])
-
-
-def register_cuda(_service: HttpService, _exchange: Exchange, _variables: Variables) -> None:
-    raise Unsupported("CUDA shared memory is not offered")
-
-
-def unregister_cuda(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """Clients unregister everything before they begin: there is nothing, and that is no error."""
-    answer_document(exchange, {})
-
-
-# ── log settings ──
-
-
-def log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    service.answer_later(exchange, service.engine.ask("log-settings", {"settings": {}}))
-
-
-def update_log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
-    def update(asked: dict[str, Any]) -> None:
-        arguments = {"settings": asked, **asked_by(exchange.who)}
-        service.answer_later(exchange, service.engine.ask("log-settings", arguments))
-
-    return with_json(exchange, update)
