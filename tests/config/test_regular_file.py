@@ -16,7 +16,7 @@ from carpool.config.fingerprint import content_digest, take_fingerprint
 from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.repository import find_models
 from carpool.config.settings_part import other_files
-from carpool.engine.profile.shared_profiles import ProfileFolder
+from carpool.engine.profile.profile_folder import ProfileFolder
 from carpool.errors import CarpoolError
 from carpool.extensions.drift.kept_pictures import read_index
 from carpool.extensions.registry.settings import read_state
@@ -24,8 +24,8 @@ from carpool.extensions.rollout.disagreements import Disagreements
 from carpool.extensions.rollout.rollout_file import read_record
 from carpool.extensions.rollout.settings import KeepSettings
 from carpool.extensions.rollout.settings_reader import read_rollout_toml
-from carpool.frontend.access.access import read_pair
-from carpool.frontend.access.keys import read_keys
+from carpool.frontend.access.key_files import read_keys
+from carpool.frontend.access.tls import read_pair
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.objectives import Promise
-from carpool.engine.profile import shared_profiles
+from carpool.engine.profile import profile_folder
 from carpool.engine.profile.hardware import Hardware, hardware, process_age
 from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
@@ -23,6 +23,7 @@ from carpool.engine.profile.model_profile import (
     last_start,
     profile_key,
 )
+from carpool.engine.profile.profile_folder import SUFFIX
 
 PROFILE = Profile(Layout(1, 2), "tried", Measured((Point(1, 0.01, 0.1, 5),), ""), "2026-01-01")
 MACHINE = Hardware("A Processor", 2)
@@ -134,7 +135,7 @@ def test_a_folder_that_cannot_be_written_only_costs_a_warning(
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_profiles, "MOST_FILES", 3)
+    monkeypatch.setattr(profile_folder, "MOST_FILES", 3)
     store = ProfileStore(tmp_path)
     folder = tmp_path / "profiles"
     folder.mkdir()
@@ -169,7 +170,7 @@ def test_what_a_start_took_is_kept_beside_what_was_measured(tmp_path: Path, mode
     store.note_start(key_text(mine), StartTimes(3.5, 40.0))
     assert store.read(mine) == replace(PROFILE, started=StartTimes(3.5, 40.0))
     assert last_start(cache, version) == StartTimes(3.5, 40.0)
-    (cache / "profiles" / f"broken{shared_profiles.SUFFIX}").write_text("{")
+    (cache / "profiles" / f"broken{SUFFIX}").write_text("{")
     promised = key(model, machine=hardware(), policy=Promise(0.05, 8))
     store.write(promised, PROFILE)
     store.note_start(key_text(promised), StartTimes(2.5))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from carpool.config.control_groups import within_limit
 from carpool.config.model import task_names
 from carpool.config.presets import PRESETS, PictureChoice
-from carpool.config.remote_address import remote_address
 from carpool.config.rules import nearest, resembling, shown
 from carpool.config.usable_cores import usable_cores
 from carpool.errors import ConfigError
@@ -371,9 +370,11 @@ class OwnSettings:
         if kind == "file":
             if not folder.startswith("/") or "\0" in folder:
                 yield "shared_profiles", "shared_profiles names a folder from the root, like file:/mnt/shared"
-        elif remote_address(self.shared_profiles) is None:
-            from carpool.config.redis_url import read_redis_url
+            return
+        from carpool.config.redis_url import read_redis_url
+        from carpool.config.remote_address import remote_address
 
+        if remote_address(self.shared_profiles) is None:
             read_redis_url(self.shared_profiles, "shared_profiles")
             yield from self.redis_mistakes("shared_profiles")
 

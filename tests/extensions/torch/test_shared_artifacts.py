@@ -10,7 +10,7 @@ import pytest
 from carpool.config.fingerprint import COMPILED
 from carpool.config.repository import ModelVersion
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.profile.shared_profiles import ProfileFolder
+from carpool.engine.profile.profile_folder import ProfileFolder
 from carpool.extensions.torch import found_compiled, shared_artifacts
 from carpool.extensions.torch.compiled_file import CompiledFile
 from carpool.extensions.torch.shared_artifacts import artifacts_of

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import ConfigError, Forbidden, Unauthenticated
 from carpool.frontend.access.guard import Guard, presented
-from carpool.frontend.access.keys import read_keys
+from carpool.frontend.access.key_files import read_keys
 from carpool.frontend.access.route_rules import Kind, Rule
 from carpool.link.senders import Sender
 from carpool.types import RequestOptions

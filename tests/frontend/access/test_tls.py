@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.frontend.access.access import FileWatch, Tls
+from carpool.frontend.access.access import FileWatch
+from carpool.frontend.access.tls import Tls
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.grpc.front_end import wait_for
 from frontend.http.front_end import front_end, image_body, infer

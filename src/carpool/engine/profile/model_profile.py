@@ -30,15 +30,8 @@ from carpool.engine.profile.contention import Contention
 from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.layouts import Layout
 from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.profile_folder import MOST_BYTES, MOST_FILES, SUFFIX, ProfileFolder, SharedFiles
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, RunMemory
-from carpool.engine.profile.shared_profiles import (
-    MOST_BYTES,
-    MOST_FILES,
-    SUFFIX,
-    ProfileFolder,
-    SharedFiles,
-    shared_files,
-)
 from carpool.errors import CarpoolError, ConfigError
 from carpool.link.typed_json import as_json, from_json
 from carpool.observe.logs import logger
@@ -365,7 +358,11 @@ class ProfileStore:
         """Returns None where nothing is to be kept."""
         if cache_dir is None and not shared:
             return None
-        places = shared_files(shared, secret) if shared else None
+        places = None
+        if shared:
+            from carpool.engine.profile.shared_profiles import shared_files
+
+            places = shared_files(shared, secret)
         store = cls(cache_dir, places, looks_again=looks_again, restarted=restarted)
         if shared:
             store.place, store.secret = shared, secret

@@ -14,13 +14,8 @@ from pathlib import Path
 from carpool.config.fingerprint import COMPILED
 from carpool.config.regular_file import read_regular
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.profile.shared_profiles import (
-    FILE,
-    PatientFiles,
-    ProfileBucket,
-    ProfileFolder,
-    SharedFiles,
-)
+from carpool.engine.profile.profile_folder import ProfileFolder, SharedFiles
+from carpool.engine.profile.shared_profiles import FILE, PatientFiles, ProfileBucket
 from carpool.engine.profile.whole_file import keep_newest, write_whole
 from carpool.observe.logs import logger
 

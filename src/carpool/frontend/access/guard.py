@@ -22,7 +22,7 @@ from typing import NamedTuple
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, Forbidden, Unauthenticated
-from carpool.frontend.access.keys import Keys, Principal, read_keys
+from carpool.frontend.access.keys import Keys, Principal
 from carpool.frontend.access.route_rules import RULES, Kind, Rule
 from carpool.observe.logs import logger
 
@@ -163,7 +163,7 @@ class Guard:
         """Whether what a call says beside its message decides whether it may pass."""
         self.generation = 0
         self._listeners: list[Callable[[], None]] = []
-        self._keys = read_keys(*self._files) if self.has_keys else Keys()
+        self._keys = self._read_keys() if self.has_keys else Keys()
         self._log_at = 0.0
         self._unlogged = 0
 
@@ -182,10 +182,15 @@ class Guard:
         """Calls `changed` whenever other keys are in force."""
         self._listeners.append(changed)
 
+    def _read_keys(self) -> Keys:
+        from carpool.frontend.access.key_files import read_keys
+
+        return read_keys(*self._files)
+
     def reload(self) -> None:
         """The files have changed. Those that will not do leave the previous keys."""
         try:
-            keys = read_keys(*self._files)
+            keys = self._read_keys()
         except ConfigError as error:
             log.error("keys-not-read", error=error.message, keeps="the previous keys")
             return

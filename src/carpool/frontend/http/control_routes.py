@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from carpool.config.rules import MAX_FILE_NAME, nearest, shown
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
 from carpool.frontend import documents
-from carpool.frontend.access.keys import holder, asked_by
+from carpool.frontend.access.keys import asked_by, holder
 from carpool.frontend.http.exchange import (
     Collect,
     Exchange,
