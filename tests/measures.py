@@ -27,8 +27,8 @@ LINES_UNSAID = 400
 # By record: its fields. The goals are 8, 10, 10 and 20.
 FIELDS: Mapping[str, int] = {"Ask": 8, "ModelEntry": 10, "Catalog": 10, "Work": 20}
 
-# Groups of files that import each other, type-only imports included. The goal is 0.
-CIRCLES = 1
+# Groups of files that import each other, type-only imports included.
+CIRCLES = 0
 
 # By feature: the server's files with its words in identifiers. The goal is 0.
 NAMED: Mapping[str, int] = {}

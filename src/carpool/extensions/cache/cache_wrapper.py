@@ -143,7 +143,7 @@ class Lookup(Listener):
         if looked.entry is not None:
             return self._make_sure(looked, looked.entry)
         other = caches.computing.get(fast) if wish.look else None
-        if other is not None and other.has_room and other.is_same(self):
+        if isinstance(other, Lookup) and other.has_room and other.is_same(self):
             self._follow(other)
             return True
         if wish.keep and (model.settings.min_uses == 1 or caches.doorkeeper.seen_before(fast)):

@@ -10,7 +10,7 @@ from functools import partial
 from random import random
 from secrets import token_hex
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from carpool.extensions.cache import counted
 from carpool.extensions.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
@@ -35,9 +35,6 @@ from carpool.link.senders import Sender
 from carpool.observe.counters import Row
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
-
-if TYPE_CHECKING:
-    from carpool.extensions.cache.cache_wrapper import Lookup
 
 MIB = 1 << 20
 MOST_BYTES = 16 << 20
@@ -234,7 +231,7 @@ class Caches:
         room = Room(parts.most_bytes)
         self.store = AnswerStore(room)
         self.similar = SimilarFrames(room)
-        self.computing: dict[int, Lookup] = {}  # by fast digest: whom others may join
+        self.computing: dict[int, object] = {}  # by fast digest: look-ups that others may join
         self.shared = parts.shared
         self.marks: dict[str, bytes] = {}  # by model
         self._shared_looks, self._shared_hits = 0, 1  # lately; at first it is worth a try
