@@ -26,7 +26,7 @@ try:
         "chip.showing",
         "chip.watching",
         "load.disturbance",
-        *(("zoo",) if find_spec("torch") else ()),
+        *(("zoo", "zoo2026", "zoo2026_heads") if find_spec("torch") else ()),
     ):
         importlib.import_module(_name)
 finally:

@@ -26,10 +26,10 @@ def install() -> Path:
     beside = ("--no-deps", "--upgrade", "--target", str(environment.FOLDER / _NAME / "beside"), *BESIDE)
     runs = (PACKAGES, ("--no-deps", *ALONE), beside)
     what = "TensorFlow and transformers"
-    return environment.install(_NAME, what, *runs, before=_look_into_ours) / "bin" / "python"
+    return environment.install(_NAME, what, *runs, before=look_into_ours) / "bin" / "python"
 
 
-def _look_into_ours(folder: Path) -> None:
+def look_into_ours(folder: Path) -> None:
     """Our packages come after its own, those that were installed to be edited too."""
     asked = (str(folder / "bin" / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     ours = sysconfig.get_path("purelib")

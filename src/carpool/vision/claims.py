@@ -41,6 +41,7 @@ _FOR = re.compile(r"[a-z0-9]For[A-Z]")  # a network with a head, of a kind that 
 _SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class for nothing; others: sigmoids
 _FINDS_TEXT = re.compile(r"(?i).{0,60}(?:pp-?ocr|text)[a-z0-9._-]{0,20}[_-]det(?:[_-].{0,60})?")
 _PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,), "std": (0.5,)}
+_PPOCR_TEXT: Mapping[str, Any] = {"resize": "line", "pad": 128, "kernel": "bilinear", **_PPOCR}
 _PPOCR_LINE, _PPOCR_PAGE, _PPOCR_CHIP = (48, 640), (960, 960), (48, 192)
 _TURNS_TEXT = re.compile(r"(?i).{0,60}pp-?ocr[a-z0-9._-]{0,40}[_-]cls(?:[_-].{0,60})?")
 _KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in PILLOW}
@@ -292,7 +293,7 @@ def _reader(entries: Mapping[str, str], meta: Mapping[str, Any]) -> Claims:
         task="read",
         labels=tuple(str(one)[:_LONGEST_LABEL].rstrip("\r") for one in listed),
         size=_PPOCR_LINE if ours else None,
-        image={"resize": "line", "pad": 128, **_PPOCR} if ours else {"resize": "line"},
+        image=dict(_PPOCR_TEXT) if ours else {"resize": "line"},
         lines=(f"an alphabet of {len(listed)} characters: {where}",),
     )
 
@@ -314,6 +315,6 @@ def _text_turner(name: str) -> Claims:
         task="classify",
         labels=("0", "180"),
         size=_PPOCR_CHIP,
-        image={"resize": "line", "pad": 128, **_PPOCR},
+        image=dict(_PPOCR_TEXT),
         lines=(f"its name {name[:60]} stands for the direction of text",),
     )
