@@ -14,8 +14,8 @@ from carpool.cli.verbs import listed
 from carpool.demo import pictures
 from cli_run import params, run_cli
 
-LATER = ("frigate",)
-"""Verbs that ask the server only when another program asks them."""
+LATER = ("frigate", "optimize")
+"""Verbs that ask the server only when another program asks them, or when minutes of work are done."""
 ASK = [
     verb
     for verb in listed()

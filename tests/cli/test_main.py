@@ -39,6 +39,7 @@ def test_what_a_verb_raises_is_one_line_and_a_code(monkeypatch: pytest.MonkeyPat
 def test_ctrl_c_ends_a_verb_with_130() -> None:
     code = (
         "import os, signal; import carpool.cli.main as cli;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's background jobs ignore it
         "cli._run = lambda _: os.kill(os.getpid(), signal.SIGINT); cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -150,7 +150,9 @@ def test_a_lame_duck_is_not_ready_and_serves(tmp_path: Path) -> None:
         await asyncio.to_thread(gone.wait, 60.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("carpool.process.start.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+        patch.setattr(
+            "carpool.process.lone_server.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+        )
         with (
             whole_server(model, load_report="always", lame_duck_s=3600.0) as server,
             server.connect() as client,
