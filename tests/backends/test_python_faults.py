@@ -198,7 +198,7 @@ def test_a_process_that_cannot_start_leaves_nothing_open(monkeypatch: pytest.Mon
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         WorkerProcess(None)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # others may close theirs meanwhile
 
 
 SERVER = """
