@@ -22,6 +22,8 @@ export class LivePanel {
   #stack = el("div", { class: "stack", role: "img" });
   #stackLegend = el("ul", { class: "legend" });
   #reasons = el("ul", { class: "reasons" });
+  #nothing = el("li", { class: "hint" });
+  #known = new Map(); // lines of reasons, by word
 
   #span = 120;
   /** Told where somebody points in the chart: how many seconds before its end. */
@@ -102,16 +104,32 @@ export class LivePanel {
     const all = sumOf(sheds);
     const lately = recent?.sheds ?? {};
     const rows = Object.entries(sheds).sort((a, b) => b[1] - a[1]);
-    this.#reasons.replaceChildren(
-      ...rows.map(([word, times]) => {
-        const now = rate((lately[word] ?? 0) / (recent?.seconds || 1));
-        const figures = [el("span", { class: "figure" }, now), el("span", { class: "hint figure" }, percent(times / all))];
-        return el("li", {}, el("a", { href: meaningPage(word) }, word), el("p", { class: "hint" }, meaning(word)), ...figures);
-      }),
-    );
-    if (!rows.length) this.#reasons.append(el("li", { class: "hint" }, minute ? `Nothing was rejected in ${covered(minute)}.` : NOTHING));
+    const shown = rows.map(([word, times]) => {
+      const reason = this.#reason(word);
+      setText(reason.now, rate((lately[word] ?? 0) / (recent?.seconds || 1)));
+      setText(reason.share, percent(times / all));
+      return reason.item;
+    });
+    setText(this.#nothing, minute ? `Nothing was rejected in ${covered(minute)}.` : NOTHING);
+    this.#list(shown.length ? shown : [this.#nothing]);
     const asked = all + (minute?.ok ?? 0);
     setText(this.#refusals.note, all ? `${count(all, "request")}, ${percent(all / asked)} of those in ${covered(minute)}` : "");
+  }
+
+  #reason(word) {
+    if (!this.#known.has(word)) {
+      const now = el("span", { class: "figure" });
+      const share = el("span", { class: "hint figure" });
+      const item = el("li", {}, el("a", { href: meaningPage(word) }, word), el("p", { class: "hint" }, meaning(word)), now, share);
+      this.#known.set(word, { item, now, share });
+    }
+    return this.#known.get(word);
+  }
+
+  /** Links stay in place while only figures change: a click is lost whose link goes between press and release. */
+  #list(items) {
+    const before = [...this.#reasons.children];
+    if (before.length !== items.length || items.some((item, index) => item !== before[index])) this.#reasons.replaceChildren(...items);
   }
 }
 
