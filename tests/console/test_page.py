@@ -139,6 +139,20 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(page.locator("section:target")).to_contain_text("429. After the running batch and the queue")
 
 
+def test_the_link_of_a_rejection_stays_while_its_figures_change(console: Watched) -> None:
+    """Between press and release, too: a click whose link has gone leads nowhere."""
+    page = console.open()
+    console.choose("detector")
+    console.stage.count("detector", 400, 0.02, cannot_finish=40)
+    line = page.locator(".reasons li", has_text="cannot-finish")
+    share = line.locator(".hint.figure")
+    expect(share).to_have_text("100 %")
+    line.locator("a").evaluate("link => { link.seen = true }")
+    console.stage.count("detector", 400, 0.02, cannot_finish=40, overload=40)
+    expect(share).not_to_have_text("100 %")
+    assert line.locator("a").evaluate("link => link.seen === true")
+
+
 def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched) -> None:
     console.stage.run("detector", (2, 5, 10.0))
     page = console.open()
